@@ -1,0 +1,181 @@
+"""What the core tells the client, before a dialect encodes it.
+
+Every created response gets exactly one of `ResponseDone`, `ResponseCancelled`, `ResponseFailed`, and no
+delta after it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import msgspec
+
+from duplex.core.errors import ErrorCode
+from duplex.core.types import AudioFormat, Modality, SessionSettings
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class CancelReason(StrEnum):
+    """Why a response was cancelled."""
+
+    CLIENT = "client_cancelled"
+    SPEECH = "turn_detected"
+    SUPERSEDED = "superseded"
+    CLIENT_GONE = "client_gone"
+    CLOSING = "closing"
+
+
+class SessionCreated(_Event):
+    """The session is open. `limits` are numbers by name; `expires_at` is Unix seconds or None."""
+
+    session_id: str
+    model: str
+    input_modalities: tuple[Modality, ...]
+    output_modalities: tuple[Modality, ...]
+    proactive: bool
+    settings: SessionSettings
+    resume_token: str | None = None
+    resumed: bool = False
+    limits: dict[str, float] = {}
+    expires_at: float | None = None
+
+
+class SessionUpdated(_Event):
+    settings: SessionSettings
+    event_id: str | None = None
+
+
+class ResponseCreated(_Event):
+    response_id: str
+    index: int
+    modalities: tuple[Modality, ...] = ()
+
+
+class ResponseText(_Event):
+    response_id: str
+    index: int
+    text: str
+
+
+class ResponseAudio(_Event):
+    """Encoded audio. `pts` is the first sample's position in the response, at the output rate;
+    `duration_ms` is the sound that went into the encoder for it."""
+
+    response_id: str
+    index: int
+    payload: bytes
+    format: AudioFormat
+    pts: int
+    duration_ms: float
+    level_dbfs: float = -120.0
+    text: str = ""
+
+
+class ResponseDone(_Event):
+    response_id: str
+    index: int
+    text: str = ""
+    audio_ms: float = 0.0
+    event_id: str | None = None
+
+
+class ResponseCancelled(_Event):
+    """Ended early, or the answer to a cancel while idle (`response_id` is then empty).
+
+    `heard_ms` of its audio and `heard_text` are what the user got.
+    """
+
+    response_id: str
+    index: int
+    reason: CancelReason
+    heard_ms: float = 0.0
+    heard_text: str = ""
+    event_id: str | None = None
+
+
+class ResponseFailed(_Event):
+    response_id: str
+    index: int
+    code: ErrorCode
+    message: str
+
+
+class PlaybackCleared(_Event):
+    """A finished response whose sound is still unplayed was interrupted: stop playing it."""
+
+    response_id: str
+    index: int
+    heard_ms: float
+    heard_text: str
+
+
+class UserSpeechStarted(_Event):
+    at_ms: float
+
+
+class UserSpeechStopped(_Event):
+    at_ms: float
+
+
+class UserTranscript(_Event):
+    text: str
+    final: bool
+
+
+class GateDecided(_Event):
+    score: float
+    speak: bool
+    pts_ms: float | None = None
+    segment_id: str = ""
+
+
+class InputLagged(_Event):
+    lag_ms: float
+    coalesced: int
+
+
+class DrainNotice(_Event):
+    """The server is going away: the session ends within `grace_ms`."""
+
+    grace_ms: float
+
+
+class ErrorEvent(_Event):
+    code: ErrorCode
+    message: str
+    event_id: str | None = None
+    param: str | None = None
+    fatal: bool = False
+    details: dict[str, Any] = {}
+
+
+class SessionEnded(_Event):
+    """The last event. Dialects that have no such message encode it as nothing."""
+
+    code: int
+    reason: str
+
+
+Event: TypeAlias = (
+    SessionCreated
+    | SessionUpdated
+    | ResponseCreated
+    | ResponseText
+    | ResponseAudio
+    | ResponseDone
+    | ResponseCancelled
+    | ResponseFailed
+    | PlaybackCleared
+    | UserSpeechStarted
+    | UserSpeechStopped
+    | UserTranscript
+    | GateDecided
+    | InputLagged
+    | DrainNotice
+    | ErrorEvent
+    | SessionEnded
+)

@@ -1,0 +1,308 @@
+"""Values that every part shares: media windows, settings, turns, what adapters yield.
+
+All are immutable. Times are milliseconds unless a name says otherwise; `now` is seconds of a monotonic
+clock that the caller injects. Audio is mono.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from duplex.core.errors import ErrorCode
+
+Samples: TypeAlias = NDArray[np.int16] | NDArray[np.float32]
+
+
+class Modality(StrEnum):
+    """Kinds of input and output."""
+
+    TEXT = "text"
+    AUDIO = "audio"
+    IMAGE = "image"
+    VIDEO = "video"
+    CODEC_WINDOW = "codec_window"
+
+
+class _Value(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the value types: immutable, slotted, keyword-only."""
+
+
+# --- input -----------------------------------------------------------------------------------------
+
+
+class TextWindow(_Value, tag="text"):
+    """Text that the user wrote. Before a video window it is an explicit question."""
+
+    text: str
+
+    @property
+    def modality(self) -> Modality:
+        return Modality.TEXT
+
+
+class AudioWindow(_Value, tag="audio"):
+    """Microphone audio: whole samples, signed 16-bit little-endian, mono.
+
+    `playout_dbfs` is the level (dBFS, RMS) of the gateway's own audio that the user's speaker is
+    playing now, None when nothing is unplayed; echo-aware turn detectors raise their threshold by it.
+    """
+
+    pcm: bytes
+    sample_rate: int
+    playout_dbfs: float | None = None
+
+    @property
+    def modality(self) -> Modality:
+        return Modality.AUDIO
+
+    @property
+    def duration_ms(self) -> float:
+        return len(self.pcm) / 2 / self.sample_rate * 1000
+
+
+class ImageWindow(_Value, tag="image"):
+    """One encoded still: JPEG, PNG or WebP."""
+
+    data: bytes
+    pts_ms: float | None = None
+
+    @property
+    def modality(self) -> Modality:
+        return Modality.IMAGE
+
+
+class VideoWindow(_Value, tag="video"):
+    """One piece of video: a container or elementary stream in `data`, or encoded stills in `frames`.
+
+    `kind` is a media type such as `video/mp4`; `pts_ms` and `duration_ms` place it on the client's clock.
+    """
+
+    kind: str
+    data: bytes = b""
+    frames: tuple[bytes, ...] = ()
+    segment_id: str = ""
+    pts_ms: float | None = None
+    duration_ms: float | None = None
+    metadata: dict[str, Any] = {}
+
+    @property
+    def modality(self) -> Modality:
+        return Modality.VIDEO
+
+
+class CodecWindow(_Value, tag="codec_window"):
+    """Codec side information without pixels (motion vectors, residual energy, …), from the client."""
+
+    kind: str
+    codec: dict[str, Any]
+    segment_id: str = ""
+    pts_ms: float | None = None
+    duration_ms: float | None = None
+    metadata: dict[str, Any] = {}
+
+    @property
+    def modality(self) -> Modality:
+        return Modality.CODEC_WINDOW
+
+
+Window: TypeAlias = TextWindow | AudioWindow | ImageWindow | VideoWindow | CodecWindow
+
+
+# --- settings --------------------------------------------------------------------------------------
+
+AudioCodec: TypeAlias = Literal[
+    "pcm_s16le", "pcm_f32le", "wav", "flac", "mp3", "aac", "opus", "g711_ulaw", "g711_alaw"
+]
+
+
+class AudioFormat(_Value, forbid_unknown_fields=True):
+    """How response audio is sent. `sample_rate` is in Hz."""
+
+    codec: AudioCodec = "pcm_s16le"
+    sample_rate: Literal[8000, 16000, 22050, 24000, 44100, 48000] = 24000
+
+
+class TurnDetection(_Value, forbid_unknown_fields=True):
+    """Server-side turn taking by voice activity. Times in ms, `threshold` a probability."""
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+    min_speech_ms: int = 120
+    create_response: bool = True
+    interrupt_response: bool = True
+
+
+class SessionSettings(_Value, forbid_unknown_fields=True):
+    """What a client may change by `session.update`. `None` modalities or voice: the model's default.
+
+    `turn_detection` None means manual turns. `max_run_ahead_ms` bounds how far audio is sent ahead of
+    playback; 0 is no bound. `gate_threshold` is the proactive gate's probability. `options` belong to
+    the model's adapter, which refuses keys that it does not know.
+    """
+
+    instructions: str = ""
+    voice: str | None = None
+    output_modalities: tuple[Modality, ...] | None = None
+    output_format: AudioFormat = AudioFormat()
+    turn_detection: TurnDetection | None = TurnDetection()
+    gate_threshold: float = 0.5
+    max_run_ahead_ms: int = 4000
+    options: dict[str, Any] = {}
+
+
+class OpenSession(_Value):
+    """What an adapter learns when a session opens."""
+
+    session_id: str
+    settings: SessionSettings
+
+
+# --- turns -----------------------------------------------------------------------------------------
+
+
+class Trigger(StrEnum):
+    """Why a response starts."""
+
+    CREATE = "create"  # response.create
+    COMMIT = "commit"  # input.commit
+    QUESTION = "question"  # text followed by a video window
+    SPEECH = "speech"  # turn detection ended the user's turn
+    PROACTIVE = "proactive"  # the model asked to speak
+
+
+class HistoryItem(_Value):
+    """One item of the conversation. For the assistant, `text` is only what was heard."""
+
+    role: Literal["user", "assistant"]
+    text: str
+    response_index: int | None = None
+    interrupted: bool = False
+
+
+class Turn(_Value):
+    """What an adapter is asked to answer.
+
+    `question` is the user's text since the last turn, joined by newlines, or None. `windows` is the
+    session's bounded history, oldest first. `speak_text`: say exactly this text, do not answer it.
+    `event_id` names the proactive event that asked for the response.
+    """
+
+    response_id: str
+    index: int
+    epoch: int
+    trigger: Trigger
+    settings: SessionSettings
+    modalities: tuple[Modality, ...]
+    question: str | None = None
+    speak_text: str | None = None
+    event_id: str | None = None
+    history: tuple[HistoryItem, ...] = ()
+    windows: tuple[Window, ...] = ()
+
+
+# --- what adapters yield ---------------------------------------------------------------------------
+
+
+class TextDelta(_Value):
+    """More of the response's text: whole characters."""
+
+    text: str
+
+
+class AudioDelta(_Value):
+    """More of the response's audio: mono samples, shape (n,), int16 or float32 in [-1, 1].
+
+    `text` is the part of the response's text that these samples speak; history is cut by it when the
+    user interrupts. Empty when the model cannot say.
+    """
+
+    samples: Samples
+    sample_rate: int
+    text: str = ""
+
+
+Delta: TypeAlias = TextDelta | AudioDelta
+
+
+class EncodedAudio(_Value):
+    """An audio delta after the response's encoder: what the core is given.
+
+    `samples` counts what went into the encoder, at the output rate; `payload` may be empty while an encoder
+    fills its frame. `level_dbfs` is the RMS level of those samples.
+    """
+
+    payload: bytes
+    samples: int
+    sample_rate: int
+    level_dbfs: float = -120.0
+    text: str = ""
+
+
+class SpeechStarted(_Value):
+    """The user began to speak at `at_ms` of the session's input audio (pre-roll included)."""
+
+    at_ms: float
+
+
+class SpeechStopped(_Value):
+    """The user's speech ended at `at_ms` of the session's input audio."""
+
+    at_ms: float
+
+
+class Transcript(_Value):
+    """What the user is heard to say. A partial replaces the partial before it; the final replaces all."""
+
+    text: str
+    final: bool = False
+
+
+class TurnEnded(_Value):
+    """The user's turn is over: respond, if the settings say so."""
+
+
+class WantsToSpeak(_Value):
+    """A proactive model asks for a response. An event that was answered is not answered again."""
+
+    event_id: str
+    score: float = 1.0
+
+
+class GateScore(_Value):
+    """A gate decision, for clients and metrics: probability, and the window's time."""
+
+    score: float
+    pts_ms: float | None = None
+    segment_id: str = ""
+
+
+class InputLag(_Value):
+    """How far analysis is behind the input, and how many windows were merged to keep up."""
+
+    lag_ms: float
+    coalesced: int = 0
+
+
+class InputRejected(_Value):
+    """A window that could not be used, found after `append` returned (a truncated file, say)."""
+
+    code: ErrorCode
+    message: str
+
+
+Signal: TypeAlias = (
+    SpeechStarted
+    | SpeechStopped
+    | Transcript
+    | TurnEnded
+    | WantsToSpeak
+    | GateScore
+    | InputLag
+    | InputRejected
+)

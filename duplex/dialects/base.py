@@ -1,0 +1,40 @@
+"""What a wire dialect is: a pure translation, one object a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from duplex.core.commands import Command
+from duplex.core.events import Event
+
+Frame: TypeAlias = str | bytes
+
+
+class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the handshake asked for. `extensions`: private events the client wants."""
+
+    session_id: str | None = None
+    model: str | None = None
+    resume_token: str | None = None
+    binary: bool = False
+    extensions: frozenset[str] = frozenset()
+
+
+class Dialect(Protocol):
+    """Bytes and str in, commands out; events in, frames out. No I/O, no clock."""
+
+    def open(self, query: Mapping[str, str], headers: Mapping[str, str]) -> OpenRequest:
+        """Read the handshake. Raises `DuplexError`."""
+        ...
+
+    def decode(self, frame: Frame) -> list[Command]:
+        """Commands of one message. Raises `DuplexError` with the client's `event_id` where it had one;
+        nothing of a message that raises has been applied."""
+        ...
+
+    def encode(self, event: Event) -> list[Frame]:
+        """Frames of one event, in order; none for an event this client did not ask for."""
+        ...
