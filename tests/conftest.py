@@ -1,9 +1,9 @@
 """Make every test see the installed package, however pytest was started.
 
-The repository's ``duplex/`` folder holds only a part of the import package: ``duplex.adapters``, ``duplex.codecs``
-and ``duplex.clients`` come from other top-level folders and meet it at installation. With the repository root on
-``sys.path`` (``python -m pytest``, or a child ``python -m`` started in the root) that folder would hide the
-installed one.
+The repository's ``duplex/`` folder holds only a part of the import package: ``duplex.adapters``,
+``duplex.codecs`` and ``duplex.clients`` come from other top-level folders and meet it at installation.
+With the repository root on ``sys.path`` (``python -m pytest``, or a child ``python -m`` started in the
+root) that folder would hide the installed one.
 """
 
 import os

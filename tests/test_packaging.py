@@ -1,0 +1,188 @@
+"""The installed distribution is whole: four folders as one import package, and nothing heavy behind it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+DISTRIBUTION = "duplex-gateway"
+FOLDERS = {
+    "duplex": "duplex",
+    "adapters": "duplex.adapters",
+    "codecs": "duplex.codecs",
+    "clients": "duplex.clients",
+}
+TOO_HEAVY = {"torch", "tensorflow", "jax", "transformers", "vllm", "triton"}
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
+
+
+def source_packages() -> set[str]:
+    """Import names of all folders with Python files below the four top-level folders."""
+    names = set()
+    for folder, package in FOLDERS.items():
+        top = ROOT / folder
+        for path in top.rglob("*.py"):
+            parts = path.parent.relative_to(top).parts
+            names.add(".".join((package, *parts)))
+    return names
+
+
+def installed_modules() -> list[str]:
+    names = set()
+    for package in FOLDERS.values():
+        path = importlib.import_module(package).__path__
+        names |= {package} | {module.name for module in pkgutil.walk_packages(path, package + ".")}
+    return sorted(name for name in names if not name.endswith(".__main__"))
+
+
+def test_packages_list_covers_every_folder() -> None:
+    assert set(SETUPTOOLS["packages"]) == source_packages()
+
+
+def test_package_dir_maps_the_four_folders() -> None:
+    assert SETUPTOOLS["package-dir"] == {package: folder for folder, package in FOLDERS.items()}
+
+
+def test_package_data_patterns_match_files() -> None:
+    for package, patterns in SETUPTOOLS["package-data"].items():
+        folder = ROOT.joinpath(*_source_parts(package))
+        for pattern in patterns:
+            assert list(folder.glob(pattern)), f"{package}: no file matches {pattern}"
+
+
+def _source_parts(package: str) -> list[str]:
+    for folder, top in sorted(FOLDERS.items(), key=lambda item: -len(item[1])):
+        if package == top or package.startswith(top + "."):
+            return [folder, *package[len(top) + 1 :].split(".")] if package != top else [folder]
+    raise AssertionError(f"{package} is below none of the four folders")
+
+
+def test_every_source_module_is_installed() -> None:
+    expected = set()
+    for folder, package in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            if parts[-1] in ("__init__", "__main__"):
+                parts = parts[:-1]
+            expected.add(".".join((package, *parts)))
+    assert expected - set(installed_modules()) == set()
+
+
+def test_every_module_imports_without_torch() -> None:
+    """In a fresh process: one module must not lean on what another happened to import."""
+    code = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        f"print(sorted({TOO_HEAVY!r} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *installed_modules()], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_codecs_stays_the_standard_library() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import codecs as a, duplex.codecs as b; print(a.__file__, b.__file__)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    standard, ours = done.stdout.split()
+    assert Path(standard).name == "codecs.py"
+    assert Path(ours).parent.name == "codecs"
+
+
+def test_no_top_level_name_but_duplex_is_installed() -> None:
+    owners = importlib.metadata.packages_distributions()
+    ours = {name for name, owner in owners.items() if DISTRIBUTION in owner}
+    assert {name for name in ours if not name.startswith("__editable__")} <= {"duplex"}
+    for name in ("adapters", "clients"):
+        assert DISTRIBUTION not in owners.get(name, [])
+
+
+def test_typed_marker_is_installed() -> None:
+    import duplex
+
+    assert any((Path(entry) / "py.typed").is_file() for entry in duplex.__path__)
+
+
+@pytest.mark.parametrize("group", ["console_scripts", "duplex.adapters"])
+def test_entry_points_resolve(group: str) -> None:
+    points = [
+        point
+        for point in importlib.metadata.entry_points(group=group)
+        if point.dist is not None and canonicalize_name(point.dist.name) == DISTRIBUTION
+    ]
+    assert points
+    for point in points:
+        assert callable(point.load()), point
+
+
+def requirement_closure(extras: set[str]) -> set[str]:
+    """Names of all distributions that an install with these extras needs here, installed or not."""
+    environment = {key: str(value) for key, value in default_environment().items()}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    queue = [(DISTRIBUTION, frozenset(extras))]
+    names = set()
+    while queue:
+        entry = queue.pop()
+        if entry in seen:
+            continue
+        seen.add(entry)
+        name, wanted = entry
+        names.add(name)
+        try:
+            lines = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for line in lines:
+            requirement = Requirement(line)
+            markers = requirement.marker
+            if markers is None or any(
+                markers.evaluate({**environment, "extra": extra}) for extra in (wanted or {""})
+            ):
+                queue.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return names
+
+
+@pytest.mark.parametrize("extras", [set(), {"embedded"}], ids=["core", "embedded"])
+def test_no_torch_behind_the_default_installs(extras: set[str]) -> None:
+    names = requirement_closure(extras)
+    assert {"numpy", "starlette"} <= names
+    assert "onnxruntime" in names if extras else "onnxruntime" not in names
+    assert not names & TOO_HEAVY
+    assert not [name for name in names if name.startswith("nvidia-")]
+
+
+def test_extras_that_the_readme_names_exist() -> None:
+    extras = set(PYPROJECT["project"]["optional-dependencies"])
+    named = set()
+    for match in re.finditer(r'pip install "\.\[([a-z0-9,_-]+)\]"', (ROOT / "README.md").read_text()):
+        named |= set(match[1].split(","))
+    assert {"embedded", "dev"} <= named <= extras
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    command = 'pip install ".[dev,embedded]" && pytest'
+    fenced = re.findall(r"```(?:console|sh|bash)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = [line.removeprefix("$ ").strip() for block in fenced for line in block.splitlines()]
+    assert command in lines
+    assert f"'{command}'" in (ROOT / ".ci" / "run").read_text()
