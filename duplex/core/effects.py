@@ -24,69 +24,64 @@ class TimerName(StrEnum):
     RESUME_GRACE = "resume_grace"
 
 
-class Send(_Effect):
-    """Queue an event for the client.
-
-    `ordered` False: it overtakes queued audio. True: it keeps its place behind the audio queued before
-    it (audio itself, and the terminal event that follows it).
-    """
+class Send(_Effect, frozen=True, kw_only=True):
+    """Queue an event for the client. Audio keeps its order; everything else overtakes queued audio."""
 
     event: Event
-    ordered: bool = False
 
 
-class AppendInput(_Effect):
+class AppendInput(_Effect, frozen=True, kw_only=True):
     """Hand a window to the adapter session."""
 
     window: Window
 
 
-class CommitInput(_Effect):
+class CommitInput(_Effect, frozen=True, kw_only=True):
     """Ask the adapter whether there is something to respond to; answer with `Session.committed`."""
 
     event_id: str | None = None
 
 
-class UpdateAdapter(_Effect):
+class UpdateAdapter(_Effect, frozen=True, kw_only=True):
     """Tell the adapter the new settings; answer with `Session.settings_applied` or `settings_refused`."""
 
     settings: SessionSettings
     event_id: str | None = None
 
 
-class FinishInput(_Effect):
+class FinishInput(_Effect, frozen=True, kw_only=True):
     """No more input comes: let the adapter finish pending decisions; answer with `Session.input_finished`."""
 
 
-class StartResponse(_Effect):
+class StartResponse(_Effect, frozen=True, kw_only=True):
     """Run the adapter's `respond`, after the response before it has stopped."""
 
     turn: Turn
 
 
-class AbortResponse(_Effect):
+class AbortResponse(_Effect, frozen=True, kw_only=True):
     """Cancel the adapter's work on a response and drop all that is queued of it, encoder work included."""
 
     response_id: str
     reason: CancelReason
 
 
-class SetTimer(_Effect):
+class SetTimer(_Effect, frozen=True, kw_only=True):
     """Call `Session.timer(name, now)` at `at` (seconds of the injected clock). Replaces one of that name."""
 
     name: TimerName
     at: float
 
 
-class ClearTimer(_Effect):
+class ClearTimer(_Effect, frozen=True, kw_only=True):
     name: TimerName
 
 
-class ReleaseSlot(_Effect):
+class ReleaseSlot(_Effect, frozen=True, kw_only=True):
     """Give the session's slot back. Comes before the terminal event of the session."""
 
 
-class CloseTransport(_Effect):
+class CloseTransport(_Effect, frozen=True, kw_only=True):
     """After what is queued is written, close with this code. `flush` False: drop what is queued."""
 
     code: int

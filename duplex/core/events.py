@@ -29,7 +29,7 @@ class CancelReason(StrEnum):
     CLOSING = "closing"
 
 
-class SessionCreated(_Event):
+class SessionCreated(_Event, frozen=True, kw_only=True):
     """The session is open. `limits` are numbers by name; `expires_at` is Unix seconds or None."""
 
     session_id: str
@@ -44,24 +44,24 @@ class SessionCreated(_Event):
     expires_at: float | None = None
 
 
-class SessionUpdated(_Event):
+class SessionUpdated(_Event, frozen=True, kw_only=True):
     settings: SessionSettings
     event_id: str | None = None
 
 
-class ResponseCreated(_Event):
+class ResponseCreated(_Event, frozen=True, kw_only=True):
     response_id: str
     index: int
     modalities: tuple[Modality, ...] = ()
 
 
-class ResponseText(_Event):
+class ResponseText(_Event, frozen=True, kw_only=True):
     response_id: str
     index: int
     text: str
 
 
-class ResponseAudio(_Event):
+class ResponseAudio(_Event, frozen=True, kw_only=True):
     """Encoded audio. `pts` is the first sample's position in the response, at the output rate;
     `duration_ms` is the sound that went into the encoder for it."""
 
@@ -75,7 +75,7 @@ class ResponseAudio(_Event):
     text: str = ""
 
 
-class ResponseDone(_Event):
+class ResponseDone(_Event, frozen=True, kw_only=True):
     response_id: str
     index: int
     text: str = ""
@@ -83,7 +83,7 @@ class ResponseDone(_Event):
     event_id: str | None = None
 
 
-class ResponseCancelled(_Event):
+class ResponseCancelled(_Event, frozen=True, kw_only=True):
     """Ended early, or the answer to a cancel while idle (`response_id` is then empty).
 
     `heard_ms` of its audio and `heard_text` are what the user got.
@@ -97,14 +97,14 @@ class ResponseCancelled(_Event):
     event_id: str | None = None
 
 
-class ResponseFailed(_Event):
+class ResponseFailed(_Event, frozen=True, kw_only=True):
     response_id: str
     index: int
     code: ErrorCode
     message: str
 
 
-class PlaybackCleared(_Event):
+class PlaybackCleared(_Event, frozen=True, kw_only=True):
     """A finished response whose sound is still unplayed was interrupted: stop playing it."""
 
     response_id: str
@@ -113,38 +113,38 @@ class PlaybackCleared(_Event):
     heard_text: str
 
 
-class UserSpeechStarted(_Event):
+class UserSpeechStarted(_Event, frozen=True, kw_only=True):
     at_ms: float
 
 
-class UserSpeechStopped(_Event):
+class UserSpeechStopped(_Event, frozen=True, kw_only=True):
     at_ms: float
 
 
-class UserTranscript(_Event):
+class UserTranscript(_Event, frozen=True, kw_only=True):
     text: str
     final: bool
 
 
-class GateDecided(_Event):
+class GateDecided(_Event, frozen=True, kw_only=True):
     score: float
     speak: bool
     pts_ms: float | None = None
     segment_id: str = ""
 
 
-class InputLagged(_Event):
+class InputLagged(_Event, frozen=True, kw_only=True):
     lag_ms: float
     coalesced: int
 
 
-class DrainNotice(_Event):
+class DrainNotice(_Event, frozen=True, kw_only=True):
     """The server is going away: the session ends within `grace_ms`."""
 
     grace_ms: float
 
 
-class ErrorEvent(_Event):
+class ErrorEvent(_Event, frozen=True, kw_only=True):
     code: ErrorCode
     message: str
     event_id: str | None = None
@@ -153,7 +153,7 @@ class ErrorEvent(_Event):
     details: dict[str, Any] = {}
 
 
-class SessionEnded(_Event):
+class SessionEnded(_Event, frozen=True, kw_only=True):
     """The last event. Dialects that have no such message encode it as nothing."""
 
     code: int

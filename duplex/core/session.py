@@ -69,6 +69,7 @@ from duplex.core.history import Conversation, RollingWindows
 from duplex.core.playback import PlaybackLedger, PlayoutClock
 from duplex.core.settings import apply_changes
 from duplex.core.types import (
+    AudioFormat,
     AudioWindow,
     EncodedAudio,
     GateScore,
@@ -129,16 +130,24 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 class _Response:
     """Book-keeping of one response, alive until its sound is played."""
 
-    __slots__ = ("epoch", "id", "index", "ledger", "modalities", "pts", "reported", "trigger")
+    __slots__ = ("epoch", "format", "id", "index", "ledger", "modalities", "pts", "reported", "trigger")
 
     def __init__(
-        self, *, id: str, index: int, epoch: int, trigger: Trigger, modalities: tuple[Modality, ...]
+        self,
+        *,
+        id: str,
+        index: int,
+        epoch: int,
+        trigger: Trigger,
+        modalities: tuple[Modality, ...],
+        format: AudioFormat,
     ) -> None:
         self.id = id
         self.index = index
         self.epoch = epoch
         self.trigger = trigger
         self.modalities = modalities
+        self.format = format
         self.ledger = PlaybackLedger()
         self.pts = 0
         self.reported = False
@@ -161,6 +170,8 @@ class Session:
         self.model = model
         self.settings = settings or SessionSettings()
         self.limits = limits or SessionLimits()
+        self._proposed = self.settings
+        """What updates that are under way will make of the settings."""
         self.while_active = while_active
         self.attached = False
         self.dropped_deltas = 0
@@ -280,12 +291,12 @@ class Session:
         self._closed = True
         self._closing = True
         self.windows.clear()
-        effects = [e for e in stopped if not isinstance(e, Send)]
+        effects: list[Effect] = [e for e in stopped if not isinstance(e, Send)]
         effects.append(ReleaseSlot())
         effects += [e for e in stopped if isinstance(e, Send)]
         if error is not None:
             effects.append(Send(event=_error_event(error, fatal=True)))
-        effects.append(Send(event=SessionEnded(code=code, reason=reason), ordered=True))
+        effects.append(Send(event=SessionEnded(code=code, reason=reason)))
         effects += [ClearTimer(name=name) for name in TimerName]
         effects.append(CloseTransport(code=code, reason=reason))
         return effects
@@ -340,8 +351,9 @@ class Session:
             case CreateResponse():
                 return self._create(command, now)
             case UpdateSession():
-                after = apply_changes(self.settings, command.changes, event_id=command.event_id)
+                after = apply_changes(self._proposed, command.changes, event_id=command.event_id)
                 self._check_output(after.output_modalities)
+                self._proposed = after
                 return [UpdateAdapter(settings=after, event_id=command.event_id)]
 
     def settings_applied(
@@ -357,6 +369,7 @@ class Session:
         self, error: DuplexError, now: float, *, event_id: str | None = None
     ) -> list[Effect]:
         """The adapter refused them: the old ones stay."""
+        self._proposed = self.settings
         error.event_id = error.event_id or event_id
         return self.fail(error, now)
 
@@ -408,7 +421,7 @@ class Session:
             effects += self.fail(
                 DuplexError(
                     ErrorCode.ODD_AUDIO_BYTES,
-                    "the turn's audio ended in half a sample (odd number of bytes); the last byte was dropped",
+                    "the turn's audio ended in half a sample (odd byte count); its last byte was dropped",
                     event_id=command.event_id,
                 ),
                 now,
@@ -437,7 +450,7 @@ class Session:
         if self._active is not None and self.while_active == "refuse":
             raise DuplexError(
                 ErrorCode.RESPONSE_ALREADY_ACTIVE,
-                f"response {self._active.id} is in progress; cancel it first",
+                f"response {self._active.id} is in progress",
             )
         self._check_output(command.modalities)
         return self._respond(
@@ -530,7 +543,8 @@ class Session:
         event_id: str | None = None,
     ) -> list[Effect]:
         """Begin a response; the one before it, if any, is superseded."""
-        effects = self._interrupt(CancelReason.SUPERSEDED, now)
+        # a response whose sound is still being played is no obstacle: the new sound queues behind it
+        effects = self._interrupt(CancelReason.SUPERSEDED, now) if self._active else []
         self._epoch += 1
         self._index += 1
         wanted = modalities or self.settings.output_modalities or self.model.output_modalities
@@ -540,6 +554,7 @@ class Session:
             epoch=self._epoch,
             trigger=trigger,
             modalities=wanted,
+            format=self.settings.output_format,
         )
         question = "\n".join(self._question) or None
         if question:
@@ -589,14 +604,14 @@ class Session:
             response_id=response.id,
             index=response.index,
             payload=delta.payload,
-            format=self.settings.output_format,
+            format=response.format,
             pts=response.pts,
             duration_ms=duration_ms,
             level_dbfs=delta.level_dbfs,
             text=delta.text,
         )
         response.pts += delta.samples
-        return [Send(event=event, ordered=True)]
+        return [Send(event=event)]
 
     def written(self, event: ResponseAudio, now: float) -> None:
         """An audio event reached the socket: from now on it counts as sent, and plays."""
@@ -608,7 +623,10 @@ class Session:
                 return
 
     def response_finished(self, epoch: int, now: float) -> list[Effect]:
-        """The adapter's `respond` came to its end and all its deltas were delivered."""
+        """The adapter's `respond` came to its end and all that it yielded was written to the socket.
+
+        Until then the response is active and can be cut: its terminal event is decided once, here or there.
+        """
         response = self._take(epoch)
         if response is None:
             return []
@@ -621,7 +639,7 @@ class Session:
         self.conversation.assistant_said(response.index, response.ledger.text)
         return [
             ClearTimer(name=TimerName.RESPONSE_WATCHDOG),
-            Send(event=done, ordered=True),
+            Send(event=done),
             *self._after_response(now),
         ]
 
@@ -718,7 +736,10 @@ class Session:
                 return self._speech_started(signal, now)
             case SpeechStopped():
                 self._user_speaking = False
-                return [Send(event=UserSpeechStopped(at_ms=signal.at_ms))]
+                stopped: list[Effect] = [Send(event=UserSpeechStopped(at_ms=signal.at_ms))]
+                turns = self.settings.turn_detection
+                responds = turns is not None and turns.create_response
+                return stopped if responds else stopped + self._speak_if_wanted(now)
             case Transcript():
                 if signal.final and signal.text:
                     self.conversation.user_said(signal.text)
@@ -754,7 +775,7 @@ class Session:
         self._last_activity = now
         turns = self.settings.turn_detection
         stopped: list[Effect] = []
-        if turns is None or turns.interrupt_response:
+        if turns is not None and turns.interrupt_response:
             stopped = self._interrupt(CancelReason.SPEECH, now)
         # the engine stops first, then the client learns of the speech and of what it cut, in this order
         return [

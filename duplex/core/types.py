@@ -35,7 +35,7 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True):
 # --- input -----------------------------------------------------------------------------------------
 
 
-class TextWindow(_Value, tag="text"):
+class TextWindow(_Value, frozen=True, kw_only=True, tag="text"):
     """Text that the user wrote. Before a video window it is an explicit question."""
 
     text: str
@@ -45,7 +45,7 @@ class TextWindow(_Value, tag="text"):
         return Modality.TEXT
 
 
-class AudioWindow(_Value, tag="audio"):
+class AudioWindow(_Value, frozen=True, kw_only=True, tag="audio"):
     """Microphone audio: whole samples, signed 16-bit little-endian, mono.
 
     `playout_dbfs` is the level (dBFS, RMS) of the gateway's own audio that the user's speaker is
@@ -65,7 +65,7 @@ class AudioWindow(_Value, tag="audio"):
         return len(self.pcm) / 2 / self.sample_rate * 1000
 
 
-class ImageWindow(_Value, tag="image"):
+class ImageWindow(_Value, frozen=True, kw_only=True, tag="image"):
     """One encoded still: JPEG, PNG or WebP."""
 
     data: bytes
@@ -76,7 +76,7 @@ class ImageWindow(_Value, tag="image"):
         return Modality.IMAGE
 
 
-class VideoWindow(_Value, tag="video"):
+class VideoWindow(_Value, frozen=True, kw_only=True, tag="video"):
     """One piece of video: a container or elementary stream in `data`, or encoded stills in `frames`.
 
     `kind` is a media type such as `video/mp4`; `pts_ms` and `duration_ms` place it on the client's clock.
@@ -95,7 +95,7 @@ class VideoWindow(_Value, tag="video"):
         return Modality.VIDEO
 
 
-class CodecWindow(_Value, tag="codec_window"):
+class CodecWindow(_Value, frozen=True, kw_only=True, tag="codec_window"):
     """Codec side information without pixels (motion vectors, residual energy, …), from the client."""
 
     kind: str
@@ -120,14 +120,14 @@ AudioCodec: TypeAlias = Literal[
 ]
 
 
-class AudioFormat(_Value, forbid_unknown_fields=True):
+class AudioFormat(_Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How response audio is sent. `sample_rate` is in Hz."""
 
     codec: AudioCodec = "pcm_s16le"
     sample_rate: Literal[8000, 16000, 22050, 24000, 44100, 48000] = 24000
 
 
-class TurnDetection(_Value, forbid_unknown_fields=True):
+class TurnDetection(_Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Server-side turn taking by voice activity. Times in ms, `threshold` a probability."""
 
     threshold: float = 0.5
@@ -138,7 +138,7 @@ class TurnDetection(_Value, forbid_unknown_fields=True):
     interrupt_response: bool = True
 
 
-class SessionSettings(_Value, forbid_unknown_fields=True):
+class SessionSettings(_Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a client may change by `session.update`. `None` modalities or voice: the model's default.
 
     `turn_detection` None means manual turns. `max_run_ahead_ms` bounds how far audio is sent ahead of
@@ -156,7 +156,7 @@ class SessionSettings(_Value, forbid_unknown_fields=True):
     options: dict[str, Any] = {}
 
 
-class OpenSession(_Value):
+class OpenSession(_Value, frozen=True, kw_only=True):
     """What an adapter learns when a session opens."""
 
     session_id: str
@@ -176,7 +176,7 @@ class Trigger(StrEnum):
     PROACTIVE = "proactive"  # the model asked to speak
 
 
-class HistoryItem(_Value):
+class HistoryItem(_Value, frozen=True, kw_only=True):
     """One item of the conversation. For the assistant, `text` is only what was heard."""
 
     role: Literal["user", "assistant"]
@@ -185,7 +185,7 @@ class HistoryItem(_Value):
     interrupted: bool = False
 
 
-class Turn(_Value):
+class Turn(_Value, frozen=True, kw_only=True):
     """What an adapter is asked to answer.
 
     `question` is the user's text since the last turn, joined by newlines, or None. `windows` is the
@@ -209,13 +209,13 @@ class Turn(_Value):
 # --- what adapters yield ---------------------------------------------------------------------------
 
 
-class TextDelta(_Value):
+class TextDelta(_Value, frozen=True, kw_only=True):
     """More of the response's text: whole characters."""
 
     text: str
 
 
-class AudioDelta(_Value):
+class AudioDelta(_Value, frozen=True, kw_only=True):
     """More of the response's audio: mono samples, shape (n,), int16 or float32 in [-1, 1].
 
     `text` is the part of the response's text that these samples speak; history is cut by it when the
@@ -230,7 +230,7 @@ class AudioDelta(_Value):
 Delta: TypeAlias = TextDelta | AudioDelta
 
 
-class EncodedAudio(_Value):
+class EncodedAudio(_Value, frozen=True, kw_only=True):
     """An audio delta after the response's encoder: what the core is given.
 
     `samples` counts what went into the encoder, at the output rate; `payload` may be empty while an encoder
@@ -244,37 +244,37 @@ class EncodedAudio(_Value):
     text: str = ""
 
 
-class SpeechStarted(_Value):
+class SpeechStarted(_Value, frozen=True, kw_only=True):
     """The user began to speak at `at_ms` of the session's input audio (pre-roll included)."""
 
     at_ms: float
 
 
-class SpeechStopped(_Value):
+class SpeechStopped(_Value, frozen=True, kw_only=True):
     """The user's speech ended at `at_ms` of the session's input audio."""
 
     at_ms: float
 
 
-class Transcript(_Value):
+class Transcript(_Value, frozen=True, kw_only=True):
     """What the user is heard to say. A partial replaces the partial before it; the final replaces all."""
 
     text: str
     final: bool = False
 
 
-class TurnEnded(_Value):
+class TurnEnded(_Value, frozen=True, kw_only=True):
     """The user's turn is over: respond, if the settings say so."""
 
 
-class WantsToSpeak(_Value):
+class WantsToSpeak(_Value, frozen=True, kw_only=True):
     """A proactive model asks for a response. An event that was answered is not answered again."""
 
     event_id: str
     score: float = 1.0
 
 
-class GateScore(_Value):
+class GateScore(_Value, frozen=True, kw_only=True):
     """A gate decision, for clients and metrics: probability, and the window's time."""
 
     score: float
@@ -282,14 +282,14 @@ class GateScore(_Value):
     segment_id: str = ""
 
 
-class InputLag(_Value):
+class InputLag(_Value, frozen=True, kw_only=True):
     """How far analysis is behind the input, and how many windows were merged to keep up."""
 
     lag_ms: float
     coalesced: int = 0
 
 
-class InputRejected(_Value):
+class InputRejected(_Value, frozen=True, kw_only=True):
     """A window that could not be used, found after `append` returned (a truncated file, say)."""
 
     code: ErrorCode
