@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -14,13 +14,18 @@ Frame: TypeAlias = str | bytes
 
 
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the handshake asked for. `extensions`: private events the client wants."""
+    """What the handshake asked for. `extensions`: private events the client wants.
+
+    `settings` are changes to the default session settings, as `apply_changes` takes them, for clients that
+    cannot send a first message before they need them.
+    """
 
     session_id: str | None = None
     model: str | None = None
     resume_token: str | None = None
     binary: bool = False
     extensions: frozenset[str] = frozenset()
+    settings: dict[str, Any] = {}
 
 
 class Dialect(Protocol):
