@@ -28,17 +28,18 @@ class SpeechVoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReferenceAudio(msgspec.Struct, frozen=True, kw_only=True):
-    """A recording to clone: mono samples, shape (n,), and what is said in it."""
+    """A recording to clone: mono samples, shape (n,)."""
 
     samples: Samples
     sample_rate: int
-    text: str | None = None
 
 
 class UploadedVoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored voice, uploaded or precomputed. `embedding` and `codes` are what a tool computed ahead."""
+    """A stored voice: uploaded (`reference`) or precomputed (`embedding`, shape (d,), and perhaps `codes`,
+    shape (frames, 16)). `text` is what its recording says."""
 
     name: str
+    text: str | None = None
     reference: ReferenceAudio | None = None
     embedding: tuple[float, ...] | None = None
     codes: tuple[tuple[int, ...], ...] | None = None
@@ -61,6 +62,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int | None = None
     initial_codec_chunk_frames: int | None = None
     reference: ReferenceAudio | None = None
+    reference_text: str | None = None
     x_vector_only_mode: bool = False
     speaker_embedding: tuple[float, ...] | None = None
     word_timestamps: bool = False

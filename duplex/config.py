@@ -37,6 +37,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_queue_audio_s: float = 8.0
     encoder_threads: int = 2
     window_history: int = 64
+    speaker_samples_dir: str | None = None
+    """Folder of uploaded voices; None: uploads are refused. Also the environment's `SPEAKER_SAMPLES_DIR`."""
+    speaker_max_uploaded: int = 1000
+    """Most voices stored. Also the environment's `SPEAKER_MAX_UPLOADED`."""
+    custom_voice_dir: str | None = None
+    """Folder of precomputed voices, with its `custom_voice_manifest.json`."""
+    ref_audio_dir: str | None = None
+    """Folder that `file:` URLs of `ref_audio` may name; None: no file URLs."""
+    ref_audio_hosts: tuple[str, ...] = ()
+    """Hosts (`name` or `name:port`) that http URLs of `ref_audio` may name."""
+    max_speech_requests: int = 64
+    """Speech requests and utterances that are synthesised at one time; more get 429."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     adapters: dict[str, dict[str, Any]] = {}
     """Options of each adapter, by its name."""

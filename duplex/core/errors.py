@@ -61,6 +61,10 @@ class ErrorCode(StrEnum):
     ENGINE_DOWN = "engine_down"
     BAD_CONFIG = "bad_config"
     RESUME_REJECTED = "resume_rejected"
+    # voices
+    VOICE_NOT_FOUND = "voice_not_found"
+    VOICE_EXISTS = "voice_exists"
+    VOICE_LIMIT = "voice_limit"
     # time and resources
     IDLE_TIMEOUT = "idle_timeout"
     CONFIG_TIMEOUT = "config_timeout"
@@ -88,6 +92,7 @@ _TRAITS: dict[ErrorCode, ErrorTraits] = {
     ErrorCode.MESSAGE_TOO_LARGE: ErrorTraits(True, 1009, 413),
     ErrorCode.TOO_MANY_ERRORS: ErrorTraits(True, 4400, 400),
     ErrorCode.MEDIA_TOO_LARGE: ErrorTraits(False, 1009, 413),
+    ErrorCode.INPUT_OVERFLOW: ErrorTraits(False, 1009, 413),
     ErrorCode.UNAUTHORIZED: ErrorTraits(True, 4401, 401),
     # the native contract closes with 4429 for a bad id, an id in use and a full server alike; the
     # code in the error frame and the close reason keeps them apart
@@ -99,6 +104,9 @@ _TRAITS: dict[ErrorCode, ErrorTraits] = {
     ErrorCode.ENGINE_DOWN: ErrorTraits(True, 1013, 503),
     ErrorCode.BAD_CONFIG: ErrorTraits(True, 4400, 400),
     ErrorCode.RESUME_REJECTED: ErrorTraits(True, 4410, 409),
+    ErrorCode.VOICE_NOT_FOUND: ErrorTraits(False, 1008, 404),
+    ErrorCode.VOICE_EXISTS: ErrorTraits(False, 1008, 409),
+    ErrorCode.VOICE_LIMIT: ErrorTraits(False, 1008, 409),
     ErrorCode.IDLE_TIMEOUT: ErrorTraits(True, 4408, 408),
     ErrorCode.CONFIG_TIMEOUT: ErrorTraits(True, 4408, 408),
     ErrorCode.SLOW_READER: ErrorTraits(True, 4408, 408),

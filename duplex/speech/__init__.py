@@ -1,0 +1,1 @@
+"""The speech endpoints: exact text in, audio out, over HTTP and WebSocket."""
