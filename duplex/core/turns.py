@@ -1,0 +1,211 @@
+"""Turn taking by voice activity: when the user's speech begins and when their turn is over.
+
+Pure, sans-I/O: probabilities and levels in, events out, times are positions in the input audio (ms). The
+caller runs the voice activity model and the one timer (`stall_timeout_ms`).
+
+An onset acts without a transcript. Three things keep noise from acting:
+
+- *duration*: only speech of `min_speech_ms` counts, measured as the least that the voiced frames prove
+  (the first may have been touched by its last sample only), and only frames near the run's own peak level
+  count, because a model keeps saying "speech" for a while after a loud bang;
+- *echo*: while our own audio is unplayed, a frame must be louder than our sound can return from the
+  speaker, and the probability must be higher. How much returns is learned from the frames heard while we
+  play and nobody speaks: loud speakers beside a microphone hold the bar high, a headset lowers it;
+- *hysteresis*: to go on takes less than to begin.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TypeAlias
+
+import msgspec
+
+from duplex.core.types import SpeechStarted, SpeechStopped, TurnDetection
+
+HYSTERESIS = 0.15
+"""Speech goes on while the probability is at least `threshold` less this (the Silero authors' value)."""
+ECHO_THRESHOLD_SHARE = 0.4
+"""While we play, the probability threshold moves this part of its way to 1."""
+ECHO_MARGIN_DB = -10.0
+"""Speech must be louder than our own level plus this, until less echo is measured. An echo at −20 dB of our
+average level peaks about 8 dB above its average in single frames."""
+ECHO_HEADROOM_DB = 6.0
+"""Speech must be louder than the echo that was measured plus this."""
+ECHO_LEARNED_AFTER_MS = 1000.0
+"""Audible echo conditions that must be heard before the measurement counts."""
+ECHO_DECAY_DB_PER_S = 1.0
+"""How fast the measured echo falls when less returns."""
+AUDIBLE_DBFS = -50.0
+"""Our sound must be louder than this to measure its echo."""
+PEAK_RANGE_DB = 12.0
+"""Frames of a run that are further below its peak do not count as speech yet."""
+PAUSE_MS = 200.0
+"""Silence after which the turn may be over: time to transcribe it ahead."""
+
+
+class SpeechPaused(msgspec.Struct, frozen=True, kw_only=True):
+    """Silence since `at_ms` for `PAUSE_MS`: the turn may be over, but is not yet."""
+
+    at_ms: float
+
+
+TurnEvent: TypeAlias = SpeechStarted | SpeechPaused | SpeechStopped
+
+
+class TurnDetector:
+    """One session's turns.
+
+    Args:
+        settings: thresholds and times of the session.
+        stall_timeout_ms: input that stops in mid-speech ends the turn after this time without a frame.
+        max_turn_ms: a turn is closed at this length, whatever is heard.
+        open_ended: silence never ends the turn; only `finish`, `stalled` and `max_turn_ms` do (manual turns).
+    """
+
+    def __init__(
+        self,
+        settings: TurnDetection | None = None,
+        *,
+        stall_timeout_ms: float = 2000.0,
+        max_turn_ms: float = 120_000.0,
+        open_ended: bool = False,
+    ) -> None:
+        self.settings = settings or TurnDetection()
+        self.max_turn_ms = max_turn_ms
+        self.open_ended = open_ended
+        self._stall_timeout_ms = stall_timeout_ms
+        self._speaking = False
+        self._started_ms = 0.0
+        self._speech_end_ms = 0.0
+        self._paused = False
+        self._last_stop_ms = 0.0
+        self._run: deque[tuple[float, float]] = deque()  # (duration, level) of the onset's frames
+        self._run_start_ms = 0.0
+        self._echo_db: float | None = None
+        self._echo_heard_ms = 0.0
+
+    @property
+    def speaking(self) -> bool:
+        """Between `SpeechStarted` and `SpeechStopped`."""
+        return self._speaking
+
+    @property
+    def stall_timeout_ms(self) -> float | None:
+        """Call `stalled` when no frame comes for this long; None: no need to, nobody speaks."""
+        return self._stall_timeout_ms if self._speaking or self._run else None
+
+    @property
+    def echo_db(self) -> float | None:
+        """Level of our own sound in the input, relative to our level; None until it has been measured."""
+        return self._echo_db if self._echo_heard_ms >= ECHO_LEARNED_AFTER_MS else None
+
+    def feed(
+        self,
+        probability: float,
+        frame_ms: float,
+        level_dbfs: float,
+        playout_dbfs: float | None,
+        at_ms: float,
+    ) -> list[TurnEvent]:
+        """One frame of input that begins at `at_ms`.
+
+        `probability` of speech in it, `level_dbfs` its RMS level, `playout_dbfs` the level of our own audio
+        that the user's speaker may play meanwhile (None: none). Frames follow each other without gaps.
+        """
+        threshold, floor_dbfs = self._bar(playout_dbfs)
+        if self._speaking or self._run:
+            threshold -= HYSTERESIS
+        voiced = probability >= threshold and level_dbfs >= floor_dbfs
+        if playout_dbfs is not None and not self._speaking and not voiced:
+            self._learn_echo(level_dbfs - playout_dbfs, frame_ms, playout_dbfs)
+        if self._speaking:
+            return self._go_on(voiced, frame_ms, at_ms)
+        if not voiced:
+            self._run.clear()
+            return []
+        return self._onset(frame_ms, level_dbfs, at_ms)
+
+    def stalled(self, at_ms: float) -> list[TurnEvent]:
+        """No input has come for `stall_timeout_ms`; it ended at `at_ms`. An open turn ends."""
+        return self.finish(at_ms)
+
+    def finish(self, at_ms: float) -> list[TurnEvent]:
+        """The turn ends here by the client's word, or because no more input comes.
+
+        An onset that was still being measured counts when half of `min_speech_ms` is there: a short word at
+        the end of what is committed is no noise.
+        """
+        events: list[TurnEvent] = []
+        if not self._speaking and self._run:
+            if self._run_ms() >= self.settings.min_speech_ms / 2:
+                events.append(self._start(at_ms))
+            self._run.clear()
+        if self._speaking:
+            events.append(self._stop(self._speech_end_ms))
+        return events
+
+    # --- states -------------------------------------------------------------------------------------
+
+    def _onset(self, frame_ms: float, level_dbfs: float, at_ms: float) -> list[TurnEvent]:
+        if not self._run:
+            self._run_start_ms = at_ms
+        self._run.append((frame_ms, level_dbfs))
+        if self._run_ms() - frame_ms < self.settings.min_speech_ms:
+            return []
+        return [self._start(at_ms + frame_ms)]
+
+    def _start(self, now_ms: float) -> SpeechStarted:
+        self._run.clear()
+        self._speaking = True
+        self._paused = False
+        self._speech_end_ms = now_ms
+        padded = self._run_start_ms - self.settings.prefix_padding_ms
+        self._started_ms = max(padded, self._last_stop_ms, 0.0)
+        return SpeechStarted(at_ms=self._started_ms)
+
+    def _go_on(self, voiced: bool, frame_ms: float, at_ms: float) -> list[TurnEvent]:
+        now_ms = at_ms + frame_ms
+        if voiced:
+            self._speech_end_ms = now_ms
+            self._paused = False
+        silence_ms = now_ms - self._speech_end_ms
+        if silence_ms >= self.settings.silence_duration_ms and not voiced and not self.open_ended:
+            return [self._stop(self._speech_end_ms)]
+        if now_ms - self._started_ms >= self.max_turn_ms:
+            return [self._stop(now_ms)]
+        if silence_ms >= PAUSE_MS and not self._paused:
+            self._paused = True
+            return [SpeechPaused(at_ms=self._speech_end_ms)]
+        return []
+
+    def _stop(self, at_ms: float) -> SpeechStopped:
+        self._speaking = False
+        self._last_stop_ms = at_ms
+        return SpeechStopped(at_ms=at_ms)
+
+    def _run_ms(self) -> float:
+        """Speech in the onset: its frames within `PEAK_RANGE_DB` of its peak."""
+        bar = max(level for _, level in self._run) - PEAK_RANGE_DB
+        return sum(duration for duration, level in self._run if level >= bar)
+
+    # --- echo ---------------------------------------------------------------------------------------
+
+    def _bar(self, playout_dbfs: float | None) -> tuple[float, float]:
+        """Probability and level (dBFS) that speech must reach now."""
+        threshold = self.settings.threshold
+        if playout_dbfs is None:
+            return threshold, float("-inf")
+        margin = ECHO_MARGIN_DB
+        if (measured := self.echo_db) is not None:
+            margin = min(margin, measured + ECHO_HEADROOM_DB)
+        return threshold + (1 - threshold) * ECHO_THRESHOLD_SHARE, playout_dbfs + margin
+
+    def _learn_echo(self, ratio_db: float, frame_ms: float, playout_dbfs: float) -> None:
+        if playout_dbfs < AUDIBLE_DBFS:
+            return
+        self._echo_heard_ms += frame_ms
+        if self._echo_db is None:
+            self._echo_db = ratio_db
+        else:
+            self._echo_db = max(ratio_db, self._echo_db - ECHO_DECAY_DB_PER_S * frame_ms / 1000)
