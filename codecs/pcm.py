@@ -7,6 +7,7 @@ int16 gives the same samples. A float outside [-1, 1] saturates; NaN and infinit
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -79,6 +80,15 @@ def widen(samples: NDArray[np.int16]) -> NDArray[np.float32]:
 def convert(samples: Samples, dtype: SampleType) -> Samples:
     """Samples in the sample type `dtype`, by `to_int16` or `to_float32`."""
     return to_int16(samples) if dtype == "int16" else to_float32(samples)
+
+
+def join(parts: Sequence[Samples], dtype: SampleType) -> Samples:
+    """All parts, which are of the sample type `dtype`, in one array, shape (n,), n may be 0."""
+    if len(parts) == 1:
+        return parts[0]
+    if dtype == "int16":
+        return np.concatenate([np.empty(0, np.int16), *parts]).astype(np.int16, copy=False)
+    return np.concatenate([np.empty(0, np.float32), *parts]).astype(np.float32, copy=False)
 
 
 class PcmBytes:
