@@ -17,10 +17,14 @@ import pybase64
 
 from duplex.adapters.speech import ReferenceAudio
 from duplex.codecs.decoders import decode_audio
+from duplex.codecs.decoding import DecodeLimits
 from duplex.core.errors import DuplexError, ErrorCode
 
 MAX_REFERENCE_BYTES: Final = 10 * 1024 * 1024
-MAX_REFERENCE_S: Final = 60.0
+LIMITS: Final = DecodeLimits(
+    max_seconds=60.0, max_decoded_bytes=32 << 20, max_input_bytes=MAX_REFERENCE_BYTES
+)
+"""What a reference may unpack to."""
 FETCH_TIMEOUT_S: Final = 10.0
 
 
@@ -52,9 +56,9 @@ def load_reference(url: str, policy: ReferencePolicy) -> ReferenceAudio:
 
 
 def decode_reference(data: bytes, *, param: str) -> ReferenceAudio:
-    """Mono samples of a recording in any known container, at its own rate, at most `MAX_REFERENCE_S` long."""
+    """Mono samples of a recording in any known container, at its own rate, within `LIMITS`."""
     try:
-        samples, rate = decode_audio(data, max_seconds=MAX_REFERENCE_S)
+        samples, rate = decode_audio(data, dtype="float32", limits=LIMITS)
     except DuplexError as error:
         error.param = error.param or param
         raise

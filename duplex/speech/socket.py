@@ -296,14 +296,15 @@ class SpeechSocket:
             tag = {"context_id": message["context_id"]} if message.get("context_id") is not None else {}
             return [Tell(message={**answer, "utterance_index": None, **tag})]
         effects: list[Effect] = []
-        if context.running is not None:
-            effects.append(AbortUnit(unit=context.running))
-            answer["sentence_index"] = context.sentence
-            del self._units[context.running]
-            context.running = None
-        answer["utterance_index"] = context.utterances[0].index
+        for position, utterance in enumerate(context.utterances):
+            told = {**answer, "utterance_index": utterance.index, **context.tag}
+            if position == 0 and context.running is not None:
+                effects.append(AbortUnit(unit=context.running))
+                told["sentence_index"] = context.sentence
+                del self._units[context.running]
+                context.running = None
+            effects.append(Tell(message=told))
         context.utterances.clear()
-        effects.append(Tell(message={**answer, **context.tag}))
         return effects
 
     # --- units --------------------------------------------------------------------------------------
