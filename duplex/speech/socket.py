@@ -9,6 +9,7 @@ not its context's running one is dropped here, so nothing follows `audio.cancell
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -130,10 +131,16 @@ class _Context:
 
 
 class SpeechSocket:
-    """One connection. `config` None: the client has to send `session.config` first."""
+    """One connection. `config` None: the client has to send `session.config` first.
 
-    def __init__(self, config: SocketConfig | None, now: float) -> None:
+    `rate_of` gives the output rate (Hz) of an accepted configuration that names none.
+    """
+
+    def __init__(
+        self, config: SocketConfig | None, now: float, *, rate_of: Callable[[SocketConfig], int]
+    ) -> None:
         self.config = config
+        self._rate_of = rate_of
         self.closed = False
         self._contexts: dict[str | None, _Context] = {}
         self._units: dict[int, _Context] = {}
@@ -148,8 +155,13 @@ class SpeechSocket:
         """Something is being spoken."""
         return bool(self._units)
 
-    def opened(self) -> list[Effect]:
-        return [SetTimer(at=self._due())]
+    def opened(self, preset: SocketConfig | None = None) -> list[Effect]:
+        """The client is there; `preset` came with the handshake."""
+        effects: list[Effect] = [SetTimer(at=self._due())]
+        if preset is not None:
+            self._checking += 1
+            effects.append(CheckConfig(config=preset, context=None))
+        return effects
 
     # --- messages -----------------------------------------------------------------------------------
 
@@ -336,7 +348,7 @@ class SpeechSocket:
                     "sentence_index": context.sentence,
                     "sentence_text": text,
                     "format": config.response_format,
-                    "sample_rate": config.sample_rate,
+                    "sample_rate": config.sample_rate or self._rate_of(config),
                     **context.tag,
                 }
                 effects.append(Tell(message=started))

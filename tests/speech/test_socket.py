@@ -33,11 +33,15 @@ from duplex.speech.socket import (
 )
 
 
+def open_socket(config: SocketConfig | None) -> SpeechSocket:
+    return SpeechSocket(config, 0.0, rate_of=lambda _: 24000)
+
+
 class Peer:
     """A client and a model beside the socket, answering by hand."""
 
     def __init__(self, **config: Any) -> None:
-        self.socket = SpeechSocket(SocketConfig(**config), 0.0)
+        self.socket = open_socket(SocketConfig(**config))
         self.effects: list[Effect] = []
 
     def send(self, type: str, *, now: float = 0.0, **fields: Any) -> list[Effect]:
@@ -82,7 +86,7 @@ def test_sentences_are_spoken_one_after_another_and_the_flush_ends_the_utterance
         "sentence_index": 0,
         "sentence_text": "One fish. ",
         "format": "wav",
-        "sample_rate": None,
+        "sample_rate": 24000,
     }
 
 
@@ -182,7 +186,7 @@ def test_a_config_that_the_model_refuses_leaves_the_old_one() -> None:
 
 
 def test_without_a_config_text_is_refused_by_name() -> None:
-    socket = SpeechSocket(None, 0.0)
+    socket = open_socket(None)
     effects = socket.feed('{"type":"input.text","text":"Hello."}', 0.0)
     assert told(effects)[0]["code"] == "bad_config"
 
@@ -212,7 +216,7 @@ def test_bad_messages_are_named_and_the_connection_lives(frame: str | bytes, cod
 
 
 def test_too_many_bad_messages_in_a_row_close() -> None:
-    socket = SpeechSocket(SocketConfig(), 0.0)
+    socket = open_socket(SocketConfig())
     effects = [e for _ in range(MAX_ERRORS) for e in socket.feed("nonsense", 0.0)]
     assert [e.code for e in effects if isinstance(e, Close)] == [4400]
 
@@ -234,7 +238,7 @@ def test_contexts_are_bounded_and_idle_ones_make_room() -> None:
 
 
 def test_idle_and_config_timeouts_are_named() -> None:
-    waiting = SpeechSocket(None, 0.0)
+    waiting = open_socket(None)
     assert waiting.opened() == [SetTimer(at=CONFIG_TIMEOUT_S)]
     effects = waiting.timer(CONFIG_TIMEOUT_S)
     assert told(effects)[0]["code"] == "config_timeout"
