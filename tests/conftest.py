@@ -10,9 +10,17 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 _ROOT = Path(__file__).resolve().parents[1]
 
 sys.path[:] = [entry for entry in sys.path if Path(entry or os.curdir).resolve() != _ROOT]
 
 # The same for the Python processes that tests start: `-m` and `-c` must not add the current folder.
 os.environ["PYTHONSAFEPATH"] = "1"
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Coroutine tests run on asyncio."""
+    return "asyncio"

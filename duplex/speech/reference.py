@@ -85,15 +85,16 @@ def _file_url(url: str, folder: Path | None) -> bytes:
     parts = urlsplit(url)
     if folder is None or parts.netloc not in ("", "localhost"):
         raise _refused("file URLs are not allowed here")
-    path = Path(urllib.parse.unquote(parts.path)).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        # the same words for what is outside and what is missing: nothing of the disk is told
-        raise _refused("no such file in the allowed folder")
+    # the same words for what is outside and what is missing: nothing of the disk is told
+    refused = _refused("no such file in the allowed folder")
     try:
+        path = Path(urllib.parse.unquote(parts.path)).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise refused
         with path.open("rb") as file:
             data = file.read(MAX_REFERENCE_BYTES + 1)
-    except (OSError, ValueError):
-        raise _refused("no such file in the allowed folder") from None
+    except (OSError, ValueError, RuntimeError):  # missing, a null byte, a loop of links
+        raise refused from None
     if len(data) > MAX_REFERENCE_BYTES:
         raise _too_large()
     return data
