@@ -116,7 +116,7 @@ def _open_framed(name: str, sink: MonoSink) -> AudioDecoder:
 
             return WebmDecoder(sink)
         case "mp4":
-            from duplex.codecs.libav_decoder import Mp4Decoder
+            from duplex.codecs.mp4_decoder import Mp4Decoder
 
             return Mp4Decoder(sink)
         case _:

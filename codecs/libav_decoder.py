@@ -18,7 +18,7 @@ from av.audio.frame import AudioFrame
 from av.audio.stream import AudioStream
 from av.container import InputContainer
 
-from duplex.codecs.decoding import AudioDecoder, MonoSink, invalid
+from duplex.codecs.decoding import MonoSink, invalid
 from duplex.codecs.packet_decoder import frame_samples
 from duplex.core.errors import DuplexError, ErrorCode
 
@@ -135,6 +135,8 @@ def _decode_container(container: InputContainer, sink: MonoSink, container_forma
     if not container.streams.audio:
         raise DuplexError(ErrorCode.UNSUPPORTED_FORMAT, f"the {container_format} file has no audio stream")
     stream: AudioStream = container.streams.audio[0]
+    if stream.codec_context is None:
+        raise DuplexError(ErrorCode.UNSUPPORTED_FORMAT, f"the {container_format} file's codec is not known")
     stream.codec_context.thread_count = 1
     rate = stream.codec_context.sample_rate
     declared = None
@@ -194,55 +196,3 @@ class LibavDecoder:
     def close(self) -> None:
         """End the thread."""
         self._finalizer()
-
-
-class Mp4Decoder(AudioDecoder):
-    """MP4, M4A, fragmented or not. A file with its index behind the audio is decoded when that comes."""
-
-    format = "mp4"
-
-    def __init__(self, sink: MonoSink) -> None:
-        super().__init__(sink)
-        self._head = bytearray()
-        self._walked = 0
-        self._demuxer: LibavDecoder | None = None
-
-    def _feed(self, data: bytes) -> None:
-        if self._demuxer is None:
-            self._head += data
-            seekable = self._index_is_behind()
-            if seekable is None:
-                return
-            self._demuxer = LibavDecoder(self._sink, "mp4", seekable=seekable)
-            data, self._head = bytes(self._head), bytearray()
-        self._demuxer.pass_on(data)
-
-    def _index_is_behind(self) -> bool | None:
-        """Whether the audio comes before the index (`moov`), so that libav must seek. None: not known yet."""
-        while True:
-            box = bytes(self._head[self._walked : self._walked + 16])
-            if len(box) < 8:
-                return None
-            size, kind = int.from_bytes(box[:4], "big"), box[4:8]
-            if kind in (b"moov", b"moof"):
-                return False
-            if kind == b"mdat":
-                return True
-            if not all(0x20 <= byte < 0x7F for byte in kind):
-                raise invalid("the data is not an MP4 file")
-            if size == 1:
-                if len(box) < 16:
-                    return None
-                size = int.from_bytes(box[8:16], "big")
-            if size < 8:
-                raise invalid("the data is not an MP4 file, or is damaged")
-            self._walked += size
-
-    def _end(self) -> None:
-        if self._demuxer is None:
-            raise invalid("the data is empty, or ends inside the MP4 header")
-        self._demuxer.end()
-
-    def close(self) -> None:
-        if self._demuxer is not None:
-            self._demuxer.close()
