@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+import math
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+
+from duplex.core.errors import DuplexError, ErrorCode
+from duplex.core.session import SessionLimits
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,13 +32,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Consecutive bad messages before the session ends with 4400."""
     idle_timeout_s: float = 300.0
     config_timeout_s: float = 10.0
+    """For dialects whose first message configures the session: how long it may take."""
+    open_timeout_s: float = 30.0
+    """An adapter that takes longer to open a session refuses it with `adapter_stuck`."""
     ping_interval_s: float = 20.0
     ping_timeout_s: float = 20.0
     resume_grace_s: float = 30.0
     close_grace_s: float = 10.0
     drain_grace_s: float = 10.0
     response_stall_s: float = 60.0
-    """A response that yields nothing for this long fails with `adapter_stuck`."""
+    """A response that yields nothing for this long fails with `adapter_failed`; any other call of an adapter
+    that takes as long ends its session with `adapter_stuck`."""
     abort_timeout_s: float = 5.0
     """An adapter that does not stop within this after a cancel loses its session."""
     slow_reader_timeout_s: float = 10.0
@@ -37,18 +50,137 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_queue_audio_s: float = 8.0
     encoder_threads: int = 2
     window_history: int = 64
-    speaker_samples_dir: str | None = None
-    """Folder of uploaded voices; None: uploads are refused. Also the environment's `SPEAKER_SAMPLES_DIR`."""
-    speaker_max_uploaded: int = 1000
-    """Most voices stored. Also the environment's `SPEAKER_MAX_UPLOADED`."""
-    custom_voice_dir: str | None = None
-    """Folder of precomputed voices, with its `custom_voice_manifest.json`."""
-    ref_audio_dir: str | None = None
-    """Folder that `file:` URLs of `ref_audio` may name; None: no file URLs."""
-    ref_audio_hosts: tuple[str, ...] = ()
-    """Hosts (`name` or `name:port`) that http URLs of `ref_audio` may name."""
-    max_speech_requests: int = 64
-    """Speech requests and utterances that are synthesised at one time; more get 429."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     adapters: dict[str, dict[str, Any]] = {}
     """Options of each adapter, by its name."""
+
+    def session_limits(self) -> SessionLimits:
+        """The bounds of one session."""
+        return SessionLimits(
+            idle_timeout_s=self.idle_timeout_s,
+            close_grace_s=self.close_grace_s,
+            resume_grace_s=self.resume_grace_s,
+            response_stall_s=self.response_stall_s,
+            max_errors=self.max_errors,
+            window_history=self.window_history,
+            max_message_bytes=self.max_message_bytes,
+        )
+
+
+PREFIX = "DUPLEX_"
+NOT_SETTINGS = frozenset({"DUPLEX_CONFIG", "DUPLEX_SHARED", "DUPLEX_URL", "DUPLEX_TOKEN"})
+"""Variables with the prefix that are no settings of the server: where its file is, and what clients and
+tests read."""
+
+_AT_LEAST_ONE = ("max_sessions", "max_errors", "encoder_threads", "window_history")
+_POSITIVE = (
+    "idle_timeout_s",
+    "config_timeout_s",
+    "open_timeout_s",
+    "ping_interval_s",
+    "ping_timeout_s",
+    "response_stall_s",
+    "abort_timeout_s",
+    "slow_reader_timeout_s",
+    "max_queue_audio_s",
+)
+_NOT_NEGATIVE = ("resume_grace_s", "close_grace_s", "drain_grace_s")
+_MIN_BYTES = 1024
+
+
+def load_config(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    file: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ServerConfig:
+    """The settings of this process.
+
+    `flags` are values by field name; a flag that is None was not given. `file` is a TOML file, by default the
+    one that `DUPLEX_CONFIG` names. `environ` defaults to the process's.
+
+    Raises:
+        DuplexError: `BAD_CONFIG`, with the key at fault in `param` and where it came from in the message.
+    """
+    variables = os.environ if environ is None else environ
+    path = file if file is not None else variables.get("DUPLEX_CONFIG") or None
+    values: dict[str, Any] = {}
+    if path is not None:
+        values.update(_from_file(Path(path)))
+    values.update(_from_environment(variables))
+    for key, value in (flags or {}).items():
+        if value is not None:
+            values[key] = _checked(key, value, "flags", strict=True)
+    return validate(ServerConfig(**values))
+
+
+def validate(config: ServerConfig) -> ServerConfig:
+    """`config` itself when its values make sense together. Raises `DuplexError(BAD_CONFIG)`."""
+
+    def check(ok: bool, key: str, words: str) -> None:
+        if not ok:
+            raise DuplexError(
+                ErrorCode.BAD_CONFIG, f"{key} must be {words}, not {getattr(config, key)!r}", param=key
+            )
+
+    check(0 <= config.port <= 65535, "port", "from 0 to 65535")
+    check(config.auth_token != "", "auth_token", "not empty (leave it out for no token)")
+    for key in _AT_LEAST_ONE:
+        check(getattr(config, key) >= 1, key, "at least 1")
+    for key in _POSITIVE:
+        check(math.isfinite(getattr(config, key)) and getattr(config, key) > 0, key, "more than 0")
+    for key in _NOT_NEGATIVE:
+        check(math.isfinite(getattr(config, key)) and getattr(config, key) >= 0, key, "0 or more")
+    for key in ("max_message_bytes", "max_queue_bytes"):
+        check(getattr(config, key) >= _MIN_BYTES, key, f"at least {_MIN_BYTES}")
+    return config
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            table = tomllib.load(stream)
+    except OSError as error:
+        raise DuplexError(
+            ErrorCode.BAD_CONFIG, f"cannot read the configuration file {path}: {error.strerror}"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise DuplexError(ErrorCode.BAD_CONFIG, f"{path} is not TOML: {error}") from None
+    return {key: _checked(key, value, str(path), strict=True) for key, value in table.items()}
+
+
+def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, text in variables.items():
+        if not name.startswith(PREFIX) or name in NOT_SETTINGS:
+            continue
+        key = name.removeprefix(PREFIX).lower()
+        value: Any = text
+        if key == "adapter":
+            value = [part.strip() for part in text.split(",") if part.strip()]
+        elif key == "adapters":
+            try:
+                value = msgspec.json.decode(text)
+            except msgspec.DecodeError as error:
+                raise DuplexError(
+                    ErrorCode.BAD_CONFIG, f"{name} is not a JSON object: {error}", param=key
+                ) from None
+        values[key] = _checked(key, value, f"environment, {name}", strict=False)
+    return values
+
+
+_TYPES = {field.name: field.type for field in msgspec.structs.fields(ServerConfig)}
+
+
+def _checked(key: str, value: Any, source: str, *, strict: bool) -> Any:
+    """The value in its field's type. `strict` False takes numbers that are written as text."""
+    if key not in _TYPES:
+        close = difflib.get_close_matches(key, _TYPES, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise DuplexError(
+            ErrorCode.BAD_CONFIG, f"unknown configuration key {key!r} ({source}){hint}", param=key
+        )
+    try:
+        return msgspec.convert(value, _TYPES[key], strict=strict)
+    except msgspec.ValidationError as error:
+        raise DuplexError(ErrorCode.BAD_CONFIG, f"{key} ({source}): {error}", param=key) from None

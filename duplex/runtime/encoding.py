@@ -1,0 +1,152 @@
+"""From an adapter's audio to the bytes that the client asked for, off the event loop where it costs.
+
+Work on one response follows its order because its pump waits for each piece; so at most one job a session
+is under way, and the pool's queue is bounded by the number of sessions. A pump that is cancelled drops the
+job: one that has not begun never runs, the result of one that has is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from duplex.codecs.encoders import AudioEncoder, open_encoder
+from duplex.core.errors import DuplexError, ErrorCode
+from duplex.core.types import AudioDelta, AudioFormat, EncodedAudio, Samples
+
+T = TypeVar("T")
+
+MAX_PIECE_MS = 200
+"""Longer deltas are cut into pieces of this, so that the run-ahead limit holds for any adapter."""
+FLOOR_DBFS = -120.0
+_LIBRARY_CODECS = frozenset({"flac", "mp3", "aac", "opus"})
+"""Codecs whose streams take a library and a codec's set-up to open."""
+
+
+class EncoderPool:
+    """Threads that encode and nothing else. `depth` counts the jobs that wait or run."""
+
+    def __init__(self, threads: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="duplex-encoder")
+        self.depth = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do `work` on a thread of the pool."""
+        self.depth += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        finally:
+            self.depth -= 1
+
+    def close(self) -> None:
+        """Start nothing more; what runs may end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class ResponseEncoder:
+    """The encoder of one response. Opened by its first audio, whose rate all later audio must have."""
+
+    def __init__(self, format: AudioFormat, pool: EncoderPool) -> None:
+        self._format = format
+        self._pool = pool
+        self._encoder: AudioEncoder | None = None
+        self._inline = False
+        self._input_rate = 0
+        self._taken = 0
+        self._counted = 0
+
+    async def encode(self, delta: AudioDelta) -> EncodedAudio:
+        """Encode one piece.
+
+        Raises:
+            DuplexError: `INVALID_AUDIO` or `UNSUPPORTED_FORMAT`.
+        """
+        encoder = self._encoder
+        if encoder is None or delta.sample_rate != self._input_rate:
+            encoder = await self._open(delta.sample_rate)
+        samples = delta.samples
+        if self._inline:
+            payload = encoder.feed(samples)
+            level = level_dbfs(samples)
+        else:
+            payload, level = await self._pool.run(lambda: (encoder.feed(samples), level_dbfs(samples)))
+        return EncodedAudio(
+            payload=payload,
+            samples=self._count(len(samples)),
+            sample_rate=encoder.sample_rate,
+            level_dbfs=level,
+            text=delta.text,
+        )
+
+    async def flush(self) -> EncodedAudio | None:
+        """What the encoder still held, which counts for no further samples; None if nothing."""
+        encoder = self._encoder
+        if encoder is None:
+            return None
+        payload = encoder.flush() if self._inline else await self._pool.run(encoder.flush)
+        if not payload:
+            return None
+        return EncodedAudio(payload=payload, samples=0, sample_rate=encoder.sample_rate)
+
+    def _count(self, samples: int) -> int:
+        """Input samples in samples of the output rate, without drift."""
+        encoder = self._encoder
+        if encoder is None or encoder.sample_rate == self._input_rate:
+            return samples
+        self._taken += samples
+        due = self._taken * encoder.sample_rate // self._input_rate
+        fresh = due - self._counted
+        self._counted = due
+        return fresh
+
+    async def _open(self, input_rate: int) -> AudioEncoder:
+        if self._encoder is not None:
+            raise DuplexError(
+                ErrorCode.ADAPTER_FAILED,
+                f"the model changed its sample rate from {self._input_rate} to {input_rate} Hz",
+            )
+        format = self._format
+
+        def opened() -> AudioEncoder:
+            return open_encoder(format.codec, input_rate=input_rate, output_rate=format.sample_rate)
+
+        encoder = await self._pool.run(opened) if format.codec in _LIBRARY_CODECS else opened()
+        self._encoder = encoder
+        self._input_rate = input_rate
+        self._inline = encoder.inline
+        return encoder
+
+
+def pieces(delta: AudioDelta) -> Iterator[AudioDelta]:
+    """The delta, cut into pieces of at most `MAX_PIECE_MS`. Its text goes with the first: the words of the
+    ones behind it are the same."""
+    most = delta.sample_rate * MAX_PIECE_MS // 1000
+    samples = delta.samples
+    if len(samples) <= most:
+        yield delta
+        return
+    for start in range(0, len(samples), most):
+        yield AudioDelta(
+            samples=samples[start : start + most],
+            sample_rate=delta.sample_rate,
+            text=delta.text if start == 0 else "",
+        )
+
+
+def level_dbfs(samples: Samples) -> float:
+    """RMS level, dB of full scale; `FLOOR_DBFS` for silence and for nothing."""
+    if len(samples) == 0:
+        return FLOOR_DBFS
+    if samples.dtype == np.int16:
+        wave = samples.astype(np.float32)
+        power = float(np.dot(wave, wave)) / len(wave) / (32768.0 * 32768.0)
+    else:
+        power = float(np.dot(samples, samples)) / len(samples)
+    if not power > 1e-12:
+        return FLOOR_DBFS
+    return 10 * math.log10(power)

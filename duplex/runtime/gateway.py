@@ -1,0 +1,290 @@
+"""The gateway: loaded models, slots, and the sessions that run. One a process (or a test)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Literal
+
+from duplex.adapters.base import Adapter, AdapterSession
+from duplex.config import ServerConfig
+from duplex.core.errors import DuplexError, ErrorCode
+from duplex.core.session import ModelFacts, Session, State
+from duplex.core.settings import apply_changes
+from duplex.core.types import Modality, OpenSession, SessionSettings
+from duplex.dialects.base import Dialect, OpenRequest
+from duplex.runtime.clock import Clock, LoopClock
+from duplex.runtime.encoding import EncoderPool
+from duplex.runtime.faults import being_cancelled, named
+from duplex.runtime.leases import LeaseRegistry
+from duplex.runtime.loop_lag import LoopLagMonitor
+from duplex.runtime.metrics import Gauges, Metrics
+from duplex.runtime.runner import Connection, Services, SessionRunner
+from duplex.runtime.socket import Socket
+from duplex.runtime.tasks import bounded, give_up
+
+log = logging.getLogger("duplex.gateway")
+
+
+class Status(StrEnum):
+    """What `/ready` says."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    ENGINE_DOWN = "engine_down"
+
+
+class Gateway:
+    """Opens, resumes and ends sessions.
+
+    `start` loads the adapters; sessions are refused with `engine_down` until it has. An adapter may have an
+    attribute `healthy`; while it is False its engine counts as down.
+    """
+
+    def __init__(self, config: ServerConfig, adapters: Sequence[Adapter], clock: Clock | None = None) -> None:
+        self.config = config
+        self.adapters = {adapter.info.id: adapter for adapter in adapters}
+        if len(self.adapters) != len(adapters):
+            raise DuplexError(ErrorCode.BAD_CONFIG, "two adapters have the same model id")
+        self.clock = clock or LoopClock()
+        self.metrics = Metrics(self._gauges)
+        self.encoders = EncoderPool(config.encoder_threads)
+        self.leases = LeaseRegistry(config.max_sessions)
+        self.runners: set[SessionRunner] = set()
+        self.stray: set[asyncio.Task[Any]] = set()
+        """Tasks of adapters that did not stop when they were told to."""
+        self._services = Services(config, self.clock, self.metrics, self.encoders, self.stray)
+        self._lag = LoopLagMonitor(self.clock, self.metrics.loop_lag.observe)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._started: list[Adapter] = []
+        self._loaded = False
+        self._check_defaults()
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the adapters, all at the same time. Raises what the first of them to fail raised."""
+        self._lag.start()
+
+        async def load(adapter: Adapter) -> None:
+            self._started.append(adapter)
+            await adapter.start()
+            log.info("model %s is loaded", adapter.info.id)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for adapter in self.adapters.values():
+                    group.create_task(load(adapter), name=f"loading {adapter.info.id}")
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        self._loaded = True
+
+    async def drain(self) -> None:
+        """Take no more sessions, tell the clients, let what runs finish within `drain_grace_s`."""
+        self.leases.draining = True
+        grace_s = self.config.drain_grace_s
+        if self.runners:
+            log.info("draining %d sessions, for at most %g s", len(self.runners), grace_s)
+        for runner in list(self.runners):
+            runner.drain(grace_s)
+        if self._tasks:
+            # the sessions end themselves at the end of the grace; closing their models takes its own time
+            await asyncio.wait(self._tasks, timeout=grace_s + 2 * self.config.abort_timeout_s)
+
+    async def stop(self) -> None:
+        """End what still runs and unload the adapters."""
+        self.leases.draining = True
+        for runner in list(self.runners):
+            runner.end(1012, "server stopped")
+        if self._tasks:
+            _, stuck = await asyncio.wait(self._tasks, timeout=3 * self.config.abort_timeout_s)
+            for task in stuck:
+                task.cancel()
+        for adapter in self._started:
+            name = f"stopping {adapter.info.id}"
+            await bounded(adapter.stop(), max(10.0, self.config.abort_timeout_s), name, self.stray)
+        self._started.clear()
+        self._lag.stop()
+        self.encoders.close()
+
+    @property
+    def status(self) -> Status:
+        if self.leases.draining:
+            return Status.DRAINING
+        if not self._loaded:
+            return Status.LOADING
+        if not all(_healthy(adapter) for adapter in self.adapters.values()):
+            return Status.ENGINE_DOWN
+        return Status.READY
+
+    # --- sessions -----------------------------------------------------------------------------------
+
+    async def join(
+        self,
+        socket: Socket,
+        dialect: Dialect,
+        request: OpenRequest,
+        *,
+        default_model: str | None = None,
+        while_active: Literal["supersede", "refuse"] = "supersede",
+    ) -> tuple[SessionRunner, Connection]:
+        """Open a session for this socket, or take one up again. Cancelling it leaves nothing behind.
+
+        Raises:
+            DuplexError: why there is no session for it.
+        """
+        if request.resume_token is not None:
+            return self._resume(socket, dialect, request)
+        adapter = self._adapter(request.model or default_model)
+        settings = apply_changes(SessionSettings(), request.settings)
+        info = adapter.info
+        facts = ModelFacts(
+            id=info.id,
+            input_modalities=info.input_modalities,
+            output_modalities=info.output_modalities,
+            proactive=info.proactive,
+        )
+        lease = await self.leases.acquire(request.session_id, adapter.info.id, adapter.info.max_sessions)
+        try:
+            adapter_session = await self._open(
+                adapter, OpenSession(session_id=lease.session_id, settings=settings)
+            )
+        except BaseException:
+            lease.release()
+            raise
+        session = Session(
+            session_id=lease.session_id,
+            model=facts,
+            settings=settings,
+            limits=self.config.session_limits(),
+            while_active=while_active,
+        )
+        runner = SessionRunner(session, adapter_session, lease, self._services)
+        lease.holder = runner
+        self._run(runner)
+        self.metrics.sessions_opened += 1
+        connection = runner.open(socket, dialect)
+        if self.leases.draining:  # it began while this session was being opened
+            runner.drain(self.config.drain_grace_s)
+        return runner, connection
+
+    def _resume(
+        self, socket: Socket, dialect: Dialect, request: OpenRequest
+    ) -> tuple[SessionRunner, Connection]:
+        lease = self.leases.resume(request.resume_token or "", request.session_id)
+        runner = lease.holder
+        if not isinstance(runner, SessionRunner) or runner.session.state in (State.CLOSING, State.CLOSED):
+            raise DuplexError(ErrorCode.RESUME_REJECTED, "the session is over", param="resume")
+        return runner, runner.take_over(socket, dialect)
+
+    def _run(self, runner: SessionRunner) -> None:
+        task = asyncio.get_running_loop().create_task(runner.run(), name=f"session {runner.session.id}")
+        self.runners.add(runner)
+        self._tasks.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self.runners.discard(runner)
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("%s failed", task.get_name(), exc_info=error)
+
+        task.add_done_callback(done)
+
+    async def _open(self, adapter: Adapter, request: OpenSession) -> AdapterSession:
+        """The adapter's `open`, bounded. A session that comes out of it too late is closed."""
+        if not _healthy(adapter):
+            raise DuplexError(ErrorCode.ENGINE_DOWN, f"the engine of {adapter.info.id} is down")
+        task = asyncio.get_running_loop().create_task(
+            adapter.open(request), name=f"opening {request.session_id}"
+        )
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self.config.open_timeout_s)
+        except asyncio.CancelledError:
+            await self._abandon(task)
+            raise
+        if not done:
+            await self._abandon(task)
+            raise DuplexError(
+                ErrorCode.ADAPTER_STUCK,
+                f"the model did not open a session within {self.config.open_timeout_s:g} s",
+            )
+        try:
+            return task.result()
+        except asyncio.CancelledError as error:
+            if being_cancelled():
+                raise
+            raise named(error, "opening the session") from None
+        except Exception as error:
+            raise named(error, "opening the session") from None
+
+    async def _abandon(self, task: asyncio.Task[AdapterSession]) -> None:
+        """Cancel an `open` and wait for it: the slot is not given away while the model still has it."""
+
+        def close(task: asyncio.Task[AdapterSession]) -> None:
+            if not task.cancelled() and task.exception() is None:
+                closing = asyncio.get_running_loop().create_task(task.result().close())
+                give_up(closing, self.stray)
+
+        if not task.done():
+            task.cancel()
+        task.add_done_callback(close)
+        await asyncio.wait({task}, timeout=self.config.abort_timeout_s)
+        if not task.done():
+            give_up(task, self.stray)
+
+    # --- models -------------------------------------------------------------------------------------
+
+    @property
+    def default_model(self) -> str | None:
+        """The model of `/v1/duplex` when the client names none."""
+        return self.config.default_model or next(iter(self.adapters), None)
+
+    @property
+    def default_video_model(self) -> str | None:
+        """The model of `/v1/mage-vl/duplex`: as configured, else the first that takes video."""
+        takes_video = (
+            id for id, adapter in self.adapters.items() if Modality.VIDEO in adapter.info.input_modalities
+        )
+        return self.config.default_video_model or next(takes_video, None)
+
+    def _check_defaults(self) -> None:
+        for key in ("default_model", "default_video_model"):
+            model = getattr(self.config, key)
+            if model is not None and model not in self.adapters:
+                raise DuplexError(
+                    ErrorCode.BAD_CONFIG,
+                    f"{key}: no model {model!r}; there are: {', '.join(self.adapters) or 'none'}",
+                    param=key,
+                )
+
+    def _adapter(self, model: str | None) -> Adapter:
+        if not self._loaded and not self.leases.draining:
+            raise DuplexError(ErrorCode.ENGINE_DOWN, "the models are still being loaded")
+        adapter = self.adapters.get(model) if model is not None else None
+        if adapter is None:
+            name = "for this endpoint" if model is None else repr(model[:128])
+            raise DuplexError(ErrorCode.MODEL_NOT_FOUND, f"there is no model {name}", param="model")
+        return adapter
+
+    # --- metrics ------------------------------------------------------------------------------------
+
+    def _gauges(self) -> Gauges:
+        gauges = Gauges(
+            sessions=len(self.leases),
+            sessions_detached=self.leases.detached,
+            encoder_depth=self.encoders.depth,
+            stray_tasks=len(self.stray),
+        )
+        for runner in self.runners:
+            gauges.dropped_deltas += runner.session.dropped_deltas
+            if runner.connection is not None:
+                gauges.queue_bytes += runner.connection.queue.bytes
+                gauges.queue_audio_s += runner.connection.queue.audio_s
+        return gauges
+
+
+def _healthy(adapter: Adapter) -> bool:
+    return bool(getattr(adapter, "healthy", True))
