@@ -1,0 +1,210 @@
+"""The documentation says what the code does: its tables are compared with the code, its examples are run."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import typing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from duplex.config import ServerConfig, load_config
+from duplex.core.errors import ErrorCode
+from duplex.core.types import AudioFormat, Modality, SessionSettings, TurnDetection
+from duplex.dialects import native_events
+from duplex.dialects.native_commands import COMMANDS
+from duplex.dialects.native_frames import FrameKind
+from duplex.runtime.metrics import Gauges, Metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+
+
+def section(page: str, heading: str) -> str:
+    """The text below a heading, down to the next of its level or above."""
+    text = (DOCS / page).read_text()
+    match = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#{{1,9}} |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match, f"{page} has no heading {heading!r}"
+    return match[2]
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of all table rows, less header rows."""
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("|")]
+    table = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line[1:-1])] for line in lines]
+    rules = {i for i, cells in enumerate(table) if all(re.fullmatch(r":?-+:?", cell) for cell in cells)}
+    return [cells for i, cells in enumerate(table) if i not in rules and i + 1 not in rules]
+
+
+def code_words(text: str) -> set[str]:
+    """Everything in backticks."""
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+def keys(text: str, column: int = 0) -> list[str]:
+    """The backticked words of one column, in order."""
+    return [word for cells in rows(text) for word in re.findall(r"`([^`]+)`", cells[column])]
+
+
+# --- operations ---------------------------------------------------------------------------------------
+
+
+def test_error_table_is_the_vocabulary() -> None:
+    table = {cells[0].strip("`"): cells for cells in rows(section("operations.md", "Error codes"))}
+    assert list(table) == [code.value for code in ErrorCode]
+    for code in ErrorCode:
+        _, ends, http, words = table[code.value]
+        traits = code.traits
+        assert ends == (str(traits.close_code) if traits.fatal else "no"), code
+        assert http == str(traits.http_status), code
+        assert words, code
+
+
+def test_metrics_table_is_what_is_exported() -> None:
+    metrics = Metrics(Gauges)
+    metrics.errors[ErrorCode.INVALID_JSON] += 1
+    exported = dict(re.findall(r"^# TYPE (\S+) (\S+)$", metrics.render().decode(), re.MULTILINE))
+    # the time at which a series began is no figure of ours
+    exported = {name: kind for name, kind in exported.items() if not name.endswith("_created")}
+    table = {cells[0].strip("`"): cells[1] for cells in rows(section("operations.md", "Metrics"))}
+    assert table == exported
+
+
+def test_settings_that_the_operations_page_names_exist() -> None:
+    names = set(ServerConfig.__struct_fields__) | set(SessionSettings.__struct_fields__)
+    named = set(keys(section("operations.md", "Limits"), column=1))
+    assert named
+    assert named <= names
+
+
+# --- configuration ------------------------------------------------------------------------------------
+
+
+def test_configuration_table_has_every_key_with_its_default() -> None:
+    text = (DOCS / "configuration.md").read_text()
+    table = {cells[0].strip("`"): cells[1].strip("`") for cells in rows(text)}
+    fields = {field.name: field for field in msgspec.structs.fields(ServerConfig)}
+    assert sorted(table) == sorted(fields)
+    for name, field in fields.items():
+        default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+        if default is None:
+            expected = "none"
+        elif isinstance(default, float):
+            expected = f"{default:g}"
+        elif isinstance(default, tuple | dict):
+            expected = "[]" if isinstance(default, tuple) else "{}"
+            assert not default, name
+        else:
+            expected = str(default)
+        assert table[name] == expected, name
+
+
+def test_configuration_example_is_valid(tmp_path: Path) -> None:
+    examples = re.findall(r"```toml\n(.*?)```", (DOCS / "configuration.md").read_text(), re.DOTALL)
+    assert examples
+    for number, example in enumerate(examples):
+        assert tomllib.loads(example)
+        file = tmp_path / f"{number}.toml"
+        file.write_text(example)
+        load_config({}, file=file, environ={})
+
+
+def test_variables_that_the_docs_name_are_known() -> None:
+    text = "\n".join(page.read_text() for page in [*DOCS.glob("*.md"), ROOT / "README.md"])
+    for name, value in set(re.findall(r"\b(DUPLEX_[A-Z_]+)(?:=([^\s`…]+))?", text)):
+        if value.startswith("tcp:"):
+            continue  # the example of a value that is refused
+        load_config({}, environ={name: value or "1"}, file="/dev/null")
+
+
+# --- the wire -----------------------------------------------------------------------------------------
+
+
+def test_every_client_message_is_documented() -> None:
+    assert set(keys(section("native.md", "Client to server"))) == {"input.append", *COMMANDS}
+
+
+def test_every_server_message_is_documented_with_its_fields() -> None:
+    main = {cells[0].strip("`"): cells[1] for cells in rows(section("native.md", "Server to client"))}
+    extensions = section("native.md", "Extensions")
+    documented = dict(main)
+    extension = ""
+    for name, adds, fields in rows(extensions):
+        extension = name.strip("`") or extension
+        assert extension in set(native_events.Extension)
+        for message in code_words(adds):
+            documented[message] = documented.get(message, "") + fields
+    messages = typing.get_args(native_events.ServerMessage)
+    assert set(documented) == {message.__struct_config__.tag for message in messages}
+    for message in messages:
+        words = code_words(documented[message.__struct_config__.tag])
+        named = {word for entry in words for word in re.findall(r"[a-z_]+", entry)}
+        missing = set(message.__struct_fields__) - named
+        assert not missing, f"{message.__struct_config__.tag}: {missing}"
+
+
+def test_every_extension_is_documented() -> None:
+    assert set(keys(section("native.md", "Extensions"))) == set(native_events.Extension)
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    text = section("native.md", "Settings")
+    table = {cells[0].strip("`"): cells[1] for cells in rows(text)}
+    settings = msgspec.to_builtins(SessionSettings())
+    turns = msgspec.to_builtins(TurnDetection())
+    assert set(table) == set(settings) | set(turns)
+    for name, default in {**settings, **turns}.items():
+        if name == "turn_detection":
+            continue  # has a table of its own
+        assert msgspec.json.decode(table[name].strip("`")) == default, name
+
+
+def test_every_codec_and_rate_is_documented() -> None:
+    text = next(line for line in section("native.md", "Settings").splitlines() if "`output_format`" in line)
+    hints = typing.get_type_hints(AudioFormat)
+    for choice in (*typing.get_args(hints["codec"]), *typing.get_args(hints["sample_rate"])):
+        assert re.search(rf"\b{choice}\b", text), choice
+
+
+def test_every_modality_is_documented() -> None:
+    assert keys(section("native.md", "Windows"))[: len(Modality)] == [m.value for m in Modality]
+
+
+def test_every_frame_kind_is_documented() -> None:
+    kinds = [int(cells[0]) for cells in rows(section("native.md", "Binary frames")) if len(cells) == 2]
+    assert kinds == [kind.value for kind in FrameKind]
+
+
+def test_close_codes_are_those_of_the_error_codes() -> None:
+    text = section("native.md", "Connection") + section("native.md", "Ends")
+    checked = set()
+    for cells in rows(text):
+        if not cells[0].isdigit():
+            continue
+        for name in code_words(cells[1]) & {code.value for code in ErrorCode}:
+            assert ErrorCode(name).traits.close_code == int(cells[0]), name
+            checked.add(name)
+    assert {"unauthorized", "server_full", "slow_reader"} <= checked
+
+
+# --- examples -----------------------------------------------------------------------------------------
+
+
+def test_json_examples_are_json() -> None:
+    for page in DOCS.glob("*.md"):
+        for example in re.findall(r"```json\n(.*?)```", page.read_text(), re.DOTALL):
+            msgspec.json.decode(example)
+
+
+def test_echo_adapter_has_forty_lines() -> None:
+    lines = (DOCS / "examples" / "echo_adapter.py").read_text().splitlines()
+    assert len(lines) <= 40
+    assert "in 40 lines" in lines[0]
+
+
+@pytest.mark.parametrize("page", sorted(page.name for page in DOCS.glob("*.md")))
+def test_every_page_is_in_a_table_of_contents(page: str) -> None:
+    listed = re.findall(r"^([a-z-]+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert page == "index.md" or page.removesuffix(".md") in listed
