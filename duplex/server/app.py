@@ -29,8 +29,8 @@ def create_app(
 ) -> Starlette:
     """The app; its gateway is `app.state.gateway`.
 
-    `adapters` None: those that `config.adapter` names. Models are loaded in the background of the lifespan, so
-    that `/health` answers and `/ready` says "loading" meanwhile. A model that cannot be loaded is logged, and
+    `adapters` None: those that `config.adapter` names. Models are loaded in the background of the lifespan:
+    `/health` answers and `/ready` says "loading" meanwhile. A model that cannot be loaded is logged, and
     `app.state.loading` holds the exception; `duplex.server.run` stops the process then.
 
     Raises:

@@ -44,8 +44,8 @@ class SessionEndpoint:
         socket = scope["extensions"].get(EXTENSION)
         if not isinstance(socket, GatewayWebSocket):
             raise RuntimeError(
-                "sessions need the server's own WebSocket protocol: run the app with duplex.server.run, or with "
-                "uvicorn's ws='duplex.server.websocket:GatewayWebSocket'"
+                "sessions need the server's own WebSocket protocol: run the app with duplex.server.run, or "
+                "with uvicorn's ws='duplex.server.websocket:GatewayWebSocket'"
             )
         message = await receive()
         if message["type"] != "websocket.connect":
@@ -120,8 +120,8 @@ class SessionEndpoint:
             self._refuse(socket, dialect, fault)
             return None
         finally:
-            if reading is not None and (message := await _stop_reading(reading)) is not None:
-                early.append(message)
+            if reading is not None and (last := await _stop_reading(reading)) is not None:
+                early.append(last)
         return runner, connection, early
 
     def _refuse(self, socket: GatewayWebSocket, dialect: Dialect, error: DuplexError) -> None:

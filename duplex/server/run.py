@@ -117,7 +117,7 @@ def serve(config: ServerConfig, adapters: Sequence[Adapter] | None = None) -> No
     settings = _uvicorn_config(app, config)
 
     async def main() -> None:
-        async with _serving(app, config, settings, take_signals=True) as (server, serving, address):
+        async with _serving(app, config, settings, take_signals=True) as (_, serving, address):
             if not serving.done():
                 log.info("serving %s on http://%s:%d", ", ".join(app.state.gateway.adapters), *address)
             await serving

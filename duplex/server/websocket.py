@@ -9,19 +9,20 @@ What is added:
 * `write` hands a frame to the transport at once, without a task and a chain of ASGI calls;
 * a low high-water mark, and on Linux a low bound for unsent bytes in the kernel, so that little is beyond
   recall when a response is cancelled and a slow reader is seen early;
-* a peer that neither reads nor closes is cut off: a transport with bytes left to write never closes by itself,
-  and would keep its socket and its session for as long as the peer likes;
+* a peer that neither reads nor closes is cut off: a transport with bytes left to write never closes by
+  itself, and would keep its socket and its session for as long as the peer likes;
 * a message that is too large to be taken in is refused by the application, in its own words, instead of with
   a bare 1009.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket as sockets
 import struct
 from asyncio import BaseTransport, TimerHandle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
@@ -134,7 +135,7 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
         if not self.handshake_complete:  # else it has been refused: there is no scope
-            self.scope["extensions"][EXTENSION] = self  # type: ignore[index]
+            cast(dict[str, Any], self.scope["extensions"])[EXTENSION] = self
 
     def handle_close(self, event: Any) -> None:
         super().handle_close(event)
@@ -152,7 +153,7 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
         assert self.conn.close_sent is not None
         if self.conn.close_sent.code == CloseCode.MESSAGE_TOO_BIG and not self.close_sent:
             # the parser reads on and throws away; the application tells why, and closes
-            self.queue.put_nowait({"type": TOO_LARGE})
+            cast(asyncio.Queue[Any], self.queue).put_nowait({"type": TOO_LARGE})
         else:
             super().handle_parser_exception()
             self._abort_soon()
