@@ -1,0 +1,75 @@
+"""Opening a connection, and what its end means."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
+
+from duplex.clients.errors import ConnectionLost, SessionOver, handshake_refused, session_over
+from duplex.clients.events import SessionCreated
+from duplex.clients.protocol import ClientProtocol
+
+
+async def open_connection(
+    url: str,
+    query: Mapping[str, Any],
+    *,
+    protocol: ClientProtocol,
+    token: str | None = None,
+    timeout_s: float = 10.0,
+) -> tuple[ClientConnection, SessionCreated]:
+    """A connection on which the server has said `session.created`.
+
+    Raises:
+        SessionOver: of the class that names why there is none.
+    """
+    protocol.fatal = None
+    address = _with_query(url, query)
+    try:
+        async with asyncio.timeout(timeout_s):
+            socket = await connect(
+                address,
+                additional_headers={"Authorization": f"Bearer {token}"} if token else None,
+                compression=None,
+                max_size=None,
+                open_timeout=None,
+            )
+            try:
+                return socket, await _session_created(socket, protocol)
+            except BaseException:
+                await socket.close()
+                raise
+    except InvalidStatus as error:
+        raise handshake_refused(error.response.status_code, bytes(error.response.body or b"")) from None
+    except TimeoutError:
+        raise ConnectionLost(f"{url} did not answer within {timeout_s:g} s") from None
+    except (OSError, InvalidHandshake, InvalidMessage) as error:
+        raise ConnectionLost(f"no connection to {url}: {error or type(error).__name__}") from None
+
+
+async def _session_created(socket: ClientConnection, protocol: ClientProtocol) -> SessionCreated:
+    try:
+        async for frame in socket:
+            for event in protocol.receive(frame):
+                if isinstance(event, SessionCreated):
+                    return event
+    except ConnectionClosed:
+        pass
+    raise why_closed(socket, protocol)
+
+
+def why_closed(socket: ClientConnection, protocol: ClientProtocol) -> SessionOver:
+    """What the end of a connection means, by its close frame and the fatal error before it."""
+    code, words = protocol.fault
+    return session_over(socket.close_code, socket.close_reason or "", fault=code, words=words)
+
+
+def _with_query(url: str, query: Mapping[str, Any]) -> str:
+    parts = urlsplit(url)
+    more = urlencode(query)
+    return urlunsplit(parts._replace(query=f"{parts.query}&{more}" if parts.query else more))
