@@ -22,6 +22,7 @@ class TimerName(StrEnum):
     RESPONSE_WATCHDOG = "response_watchdog"
     CLOSE_GRACE = "close_grace"
     RESUME_GRACE = "resume_grace"
+    INPUT_STALL = "input_stall"
 
 
 class Send(_Effect, frozen=True, kw_only=True):

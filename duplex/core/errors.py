@@ -51,6 +51,7 @@ class ErrorCode(StrEnum):
     RESPONSE_ALREADY_ACTIVE = "conversation_already_has_active_response"
     RESPONSE_NOT_FOUND = "response_not_found"
     INVALID_PLAYBACK_CURSOR = "invalid_playback_cursor"
+    SESSION_CLOSING = "session_closing"  # input after the client's close, or while the server drains
     # admission
     UNAUTHORIZED = "unauthorized"
     INVALID_SESSION_ID = "invalid_session_id"

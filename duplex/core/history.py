@@ -8,42 +8,48 @@ from duplex.core.types import CodecWindow, HistoryItem, ImageWindow, VideoWindow
 
 MAX_ITEMS = 64
 MAX_CHARACTERS = 64 * 1024
-"""Of the whole conversation kept; the oldest items go first."""
+"""Of the whole conversation kept; the oldest items go first. A longer item keeps its beginning."""
 
 
 class Conversation:
     """Bounded list of who said what. The assistant's items hold only what was heard."""
 
     def __init__(self) -> None:
-        self._items: deque[HistoryItem] = deque()
+        self._items: list[HistoryItem] = []
 
     @property
     def items(self) -> tuple[HistoryItem, ...]:
+        """Oldest first."""
         return tuple(self._items)
 
     def user_said(self, text: str) -> None:
-        self._add(HistoryItem(role="user", text=text))
+        self._insert(len(self._items), HistoryItem(role="user", text=text[:MAX_CHARACTERS]))
 
     def assistant_said(self, response_index: int, text: str, *, interrupted: bool = False) -> None:
-        """Add the item of a response, or replace it by what was heard; nothing heard leaves no item."""
-        item = HistoryItem(
-            role="assistant", text=text, response_index=response_index, interrupted=interrupted
-        )
+        """Write the item of a response, or replace it by what was heard; nothing heard leaves no item."""
+        place = len(self._items)
         for position, old in enumerate(self._items):
+            if old.response_index is None or old.response_index < response_index:
+                continue
+            place = position
             if old.response_index == response_index:
-                if text:
-                    self._items[position] = item
-                else:
-                    del self._items[position]
-                return
+                del self._items[position]
+            break
         if text:
-            self._add(item)
+            item = HistoryItem(
+                role="assistant",
+                text=text[:MAX_CHARACTERS],
+                response_index=response_index,
+                interrupted=interrupted,
+            )
+            self._insert(place, item)
 
-    def _add(self, item: HistoryItem) -> None:
-        self._items.append(item)
-        total = sum(len(i.text) for i in self._items)
-        while len(self._items) > 1 and (len(self._items) > MAX_ITEMS or total > MAX_CHARACTERS):
-            total -= len(self._items.popleft().text)
+    def _insert(self, place: int, item: HistoryItem) -> None:
+        items = self._items
+        items.insert(place, item)
+        total = sum(len(i.text) for i in items)
+        while len(items) > 1 and (len(items) > MAX_ITEMS or total > MAX_CHARACTERS):
+            total -= len(items.pop(0).text)
 
 
 class RollingWindows:
@@ -78,5 +84,17 @@ def _size(window: Window) -> int:
     if isinstance(window, ImageWindow):
         return len(window.data)
     if isinstance(window, CodecWindow):
-        return sum(len(v) if isinstance(v, bytes | str | list) else 8 for v in window.codec.values())
+        return _weight(window.codec) + _weight(window.metadata)
     return 0
+
+
+def _weight(value: object, depth: int = 8) -> int:
+    """About the bytes of a decoded message. Rows of a list are alike: a few stand for all."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict) and depth:
+        return sum(_weight(k, 0) + _weight(v, depth - 1) for k, v in value.items())
+    if isinstance(value, list | tuple) and value and depth:
+        sample = value[:: len(value) // 16 + 1]
+        return 8 * len(value) + len(value) * sum(_weight(v, depth - 1) for v in sample) // len(sample)
+    return 8

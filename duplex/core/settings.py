@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 import msgspec
 
+from duplex.core.commands import UpdateSession
+from duplex.core.effects import Effect, Send, UpdateAdapter
 from duplex.core.errors import DuplexError, ErrorCode
+from duplex.core.facts import ModelFacts
+from duplex.core.outbox import error_event
+from duplex.core.text import well_formed
 from duplex.core.types import SessionSettings, TurnDetection
 
 MAX_INSTRUCTIONS = 64 * 1024
 """Characters. More is no instruction but a document."""
+MAX_VOICE = 256
+"""Characters of a voice's name."""
+MAX_OPTIONS = 64 * 1024
+"""Bytes of the adapter's options, as JSON: changes are merged, so that without a bound they only grow."""
+MAX_UPDATES = 8
+"""Changes that may wait for the adapter at once."""
 
 
 def apply_changes(
@@ -22,30 +34,48 @@ def apply_changes(
     Raises:
         DuplexError: `UNKNOWN_FIELD` or `INVALID_VALUE`, with `param` naming the key.
     """
-    merged = msgspec.to_builtins(settings)
-    for key, value in changes.items():
-        if key not in merged:
-            raise DuplexError(
-                ErrorCode.UNKNOWN_FIELD, f"unknown session field: {key}", event_id=event_id, param=key
-            )
-        before = merged[key]
-        if isinstance(value, dict):
-            if key == "turn_detection" and before is None:
-                before = msgspec.to_builtins(TurnDetection())
-            merged[key] = {**(before or {}), **value}
-        else:
-            merged[key] = value
     try:
-        after = msgspec.convert(merged, SessionSettings)
+        after = msgspec.convert(_merged(settings, changes, event_id), SessionSettings)
+        options_size = len(msgspec.json.encode(after.options))
     except msgspec.ValidationError as error:
         text = str(error)
         code = ErrorCode.UNKNOWN_FIELD if "unknown field" in text else ErrorCode.INVALID_VALUE
-        raise DuplexError(code, f"invalid session field: {text}", event_id=event_id) from None
-    _check_ranges(after, event_id)
+        raise DuplexError(
+            code, f"invalid session field: {text}", event_id=event_id, param=_field(text)
+        ) from None
+    except (RecursionError, TypeError, ValueError) as error:
+        # only options can nest too deep, or hold what no message carries back
+        words = f"invalid options: {well_formed(str(error))}"
+        raise DuplexError(ErrorCode.INVALID_VALUE, words, event_id=event_id, param="options") from None
+    _check_ranges(after, options_size, event_id)
     return after
 
 
-def _check_ranges(settings: SessionSettings, event_id: str | None) -> None:
+def _merged(settings: SessionSettings, changes: dict[str, Any], event_id: str | None) -> dict[str, Any]:
+    merged: dict[str, Any] = msgspec.to_builtins(settings)
+    for key, value in changes.items():
+        if key not in merged:
+            name = well_formed(str(key))
+            raise DuplexError(
+                ErrorCode.UNKNOWN_FIELD, f"unknown session field: {name}", event_id=event_id, param=name
+            )
+        before = merged[key]
+        if key == "turn_detection" and before is None:
+            before = msgspec.to_builtins(TurnDetection())
+        if isinstance(value, dict) and isinstance(before, dict):
+            merged[key] = {**before, **value}
+        else:
+            merged[key] = value
+    return merged
+
+
+def _field(text: str) -> str | None:
+    """The key that a validation error is about: it ends in "- at `$.key`"."""
+    _, found, path = text.rpartition("`$.")
+    return path.rstrip("`") if found else None
+
+
+def _check_ranges(settings: SessionSettings, options_size: int, event_id: str | None) -> None:
     def check(ok: bool, param: str, words: str) -> None:
         if not ok:
             raise DuplexError(
@@ -55,7 +85,16 @@ def _check_ranges(settings: SessionSettings, event_id: str | None) -> None:
     def probability(value: float) -> bool:
         return math.isfinite(value) and 0 <= value <= 1
 
-    check(len(settings.instructions) <= MAX_INSTRUCTIONS, "instructions", f"≤ {MAX_INSTRUCTIONS} characters")
+    def sound(text: str | None, most: int) -> bool:
+        return text is None or (len(text) <= most and well_formed(text) == text)
+
+    check(
+        sound(settings.instructions, MAX_INSTRUCTIONS),
+        "instructions",
+        f"≤ {MAX_INSTRUCTIONS} characters of text",
+    )
+    check(sound(settings.voice, MAX_VOICE), "voice", f"null or ≤ {MAX_VOICE} characters of text")
+    check(options_size <= MAX_OPTIONS, "options", f"≤ {MAX_OPTIONS} bytes as JSON")
     check(probability(settings.gate_threshold), "gate_threshold", "a number from 0 to 1")
     check(0 <= settings.max_run_ahead_ms <= 3_600_000, "max_run_ahead_ms", "from 0 to 3600000 ms")
     modalities = settings.output_modalities
@@ -69,3 +108,53 @@ def _check_ranges(settings: SessionSettings, event_id: str | None) -> None:
             ("min_speech_ms", 5_000),
         ):
             check(0 <= getattr(turns, name) <= most, f"turn_detection.{name}", f"from 0 to {most} ms")
+
+
+class SettingsUpdates:
+    """Changes of the settings, one at a time: the next is tried when the adapter has answered for the one
+    before, so that each is judged by the settings that it really changes."""
+
+    def __init__(self, settings: SessionSettings, model: ModelFacts) -> None:
+        self.settings = settings
+        self._model = model
+        self._asked: deque[UpdateSession] = deque()  # the first is with the adapter
+
+    @property
+    def pending(self) -> bool:
+        """The adapter has been asked and has not answered."""
+        return bool(self._asked)
+
+    def ask(self, command: UpdateSession) -> list[Effect]:
+        """Change settings now, or when the changes before are decided.
+
+        Raises:
+            DuplexError: what `apply_changes` raises, `UNSUPPORTED_MODALITY`, `INPUT_OVERFLOW`.
+        """
+        if len(self._asked) >= MAX_UPDATES:
+            raise DuplexError(
+                ErrorCode.INPUT_OVERFLOW, f"{MAX_UPDATES} changes of settings wait for the model"
+            )
+        proposal = self._proposal(command)
+        self._asked.append(command)
+        return [proposal] if len(self._asked) == 1 else []
+
+    def decided(self, settings: SessionSettings | None = None) -> list[Effect]:
+        """The adapter took `settings`, or refused them when None. Returns the next proposal, and an error for
+        each change that turns out to be wrong."""
+        if self._asked:
+            self._asked.popleft()
+        if settings is not None:
+            self.settings = settings
+        effects: list[Effect] = []
+        while self._asked:
+            try:
+                return [*effects, self._proposal(self._asked[0])]
+            except DuplexError as error:
+                error.event_id = self._asked.popleft().event_id
+                effects.append(Send(event=error_event(error)))
+        return effects
+
+    def _proposal(self, command: UpdateSession) -> UpdateAdapter:
+        after = apply_changes(self.settings, command.changes, event_id=command.event_id)
+        self._model.check_output(after.output_modalities)
+        return UpdateAdapter(settings=after, event_id=command.event_id)

@@ -1,0 +1,288 @@
+"""Who speaks next: input that waits for an answer, the adapter's decisions, and responses that start or wait.
+
+"The floor" is what speakers take from each other. The user has it from the first sign of speech until it is
+known whether that is to be answered; the model takes it with a response. A response that cannot start yet is
+held: the client is away, settings are being changed, or the session is closing and another response runs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from duplex.core.commands import CancelResponse, Commit, CreateResponse
+from duplex.core.effects import AppendInput, CommitInput, Effect, Send, SetTimer, TimerName
+from duplex.core.errors import DuplexError, ErrorCode
+from duplex.core.events import CancelReason, UserSpeechStarted, UserSpeechStopped
+from duplex.core.facts import ModelFacts, SessionLimits
+from duplex.core.inputs import TurnInput
+from duplex.core.outbox import error_event
+from duplex.core.proactive import Wishes
+from duplex.core.responses import Request, Responses
+from duplex.core.settings import SettingsUpdates
+from duplex.core.types import (
+    AudioWindow,
+    Modality,
+    SessionSettings,
+    SpeechStarted,
+    SpeechStopped,
+    Trigger,
+    WantsToSpeak,
+    Window,
+)
+
+
+class Floor:
+    """Turn taking of one session. Methods return effects and raise `DuplexError` for what is refused."""
+
+    def __init__(
+        self,
+        *,
+        session_id: str,
+        model: ModelFacts,
+        settings: SessionSettings,
+        limits: SessionLimits,
+        while_active: Literal["supersede", "refuse"],
+    ) -> None:
+        self.responses = Responses(session_id)
+        self.input = TurnInput(
+            window_history=limits.window_history, window_history_bytes=limits.window_history_bytes
+        )
+        self.updates = SettingsUpdates(settings, model)
+        self.away = False
+        """No client is there to speak to."""
+        self.closing = False
+        """What runs and what was asked may finish, one after the other."""
+        self.progress_at = 0.0
+        """When the model last did something (seconds)."""
+        self._model = model
+        self._limits = limits
+        self._while_active = while_active
+        self._wishes = Wishes()
+        self._held: Request | None = None
+        self._speaking = False
+        self._turn_open = False
+        self._video_committed = False
+        """The turn was closed by the video behind its question: a commit after it says nothing new."""
+        self._heard_at = 0.0
+        """When the open turn last gave a sign: audio while the user speaks, else the end of the speech."""
+        self._input_ms = 0.0
+
+    @property
+    def listening(self) -> bool:
+        """The user has given something that is not answered yet."""
+        return self.input.open or self._turn_open or self.input.deciding or self._held is not None
+
+    @property
+    def pending(self) -> bool:
+        """Something runs or is still to come: a response, a decision, settings, a wish."""
+        return bool(
+            self.responses.active
+            or self._held
+            or self.input.deciding
+            or self.updates.pending
+            or self._wishes.waiting
+        )
+
+    @property
+    def model_owes(self) -> bool:
+        """The model has been asked for something that it has not finished."""
+        return self.responses.active is not None or self.input.asked or self.updates.pending
+
+    # --- input --------------------------------------------------------------------------------------
+
+    def append(self, window: Window, now: float) -> list[Effect]:
+        """One window. A video window behind text closes the turn: the text is a question about it."""
+        modality = window.modality
+        self._model.check_input(modality)
+        level = self.responses.playout.level_dbfs(now) if modality is Modality.AUDIO else None
+        taken = self.input.append(window, level)
+        if taken is None:
+            return []
+        if isinstance(taken, AudioWindow):
+            self._input_ms += taken.duration_ms
+            if self._speaking:
+                self._heard_at = now
+        effects: list[Effect] = [AppendInput(window=taken)]
+        if self.input.has_question and modality in (Modality.VIDEO, Modality.CODEC_WINDOW):
+            effects += self._respond(Trigger.QUESTION, now)
+        return effects
+
+    def commit(self, command: Commit, now: float) -> list[Effect]:
+        """The user's turn is over by the client's word: the adapter is asked what it makes of it."""
+        effects: list[Effect] = []
+        event_id = command.event_id
+        if self.input.drop_half_sample():
+            words = "the turn's audio ended in half a sample (odd byte count); its last byte was dropped"
+            odd = DuplexError(ErrorCode.ODD_AUDIO_BYTES, words, event_id=event_id)
+            effects.append(Send(event=error_event(odd)))
+        if self.input.open:
+            self.input.commit(event_id)
+            return [*effects, CommitInput(event_id=event_id), *self.watch(now)]
+        if self._video_committed:
+            self._video_committed = False
+            return effects
+        words = "nothing was appended since the last turn"
+        empty = DuplexError(ErrorCode.COMMIT_EMPTY, words, event_id=event_id)
+        return [*effects, Send(event=error_event(empty))]
+
+    def committed(self, has_input: bool, now: float) -> list[Effect]:
+        """The adapter's answer to the oldest commit."""
+        self.progress_at = now
+        commit = self.input.decided()
+        if commit is None or not commit.wanted:
+            return []
+        if has_input or commit.question:
+            trigger = Trigger.SPEECH if commit.silent else Trigger.COMMIT
+            return self._start(Request(trigger, question=commit.question), now)
+        if commit.silent:
+            return []
+        words = "nothing to respond to in what was appended"
+        empty = DuplexError(ErrorCode.COMMIT_EMPTY, words, event_id=commit.event_id)
+        return [Send(event=error_event(empty))]
+
+    def create(self, command: CreateResponse, now: float) -> list[Effect]:
+        """Respond now."""
+        active = self.responses.active
+        if self._while_active == "refuse" and (active or self._held):
+            which = f"response {active.id}" if active else "a response"
+            raise DuplexError(ErrorCode.RESPONSE_ALREADY_ACTIVE, f"{which} is in progress")
+        self._model.check_output(command.modalities)
+        return self._respond(
+            Trigger.CREATE, now, speak_text=command.speak_text, modalities=command.modalities
+        )
+
+    def cancel(self, command: CancelResponse, now: float) -> list[Effect]:
+        """Stop the response that is named, or all that runs, sounds and is about to start."""
+        effects = self.responses.cancel(command.response_index, now, event_id=command.event_id)
+        if command.response_index is None:
+            # what was asked before the cancel gets no answer; it was said all the same
+            withdrawn = self.input.withdraw()
+            held, self._held = self._held, None
+            if held is not None and held.question:
+                withdrawn.append(held.question)
+            for question in withdrawn:
+                self.responses.conversation.user_said(question)
+        return effects
+
+    # --- speech -------------------------------------------------------------------------------------
+
+    def speech_started(self, signal: SpeechStarted, now: float) -> list[Effect]:
+        """The user speaks, and cuts what runs or sounds if the settings say so."""
+        known = self._speaking
+        self._speaking = self._turn_open = True
+        self._heard_at = now
+        turns = self.updates.settings.turn_detection
+        stopped: list[Effect] = []
+        if turns is not None and turns.interrupt_response:
+            stopped = self.responses.interrupt(CancelReason.SPEECH, now)
+        started: list[Effect] = [] if known else [Send(event=UserSpeechStarted(at_ms=signal.at_ms))]
+        # the engine stops first, then the client learns of the speech and of what it cut, in this order
+        return [
+            *(e for e in stopped if not isinstance(e, Send)),
+            *started,
+            *(e for e in stopped if isinstance(e, Send)),
+            SetTimer(name=TimerName.INPUT_STALL, at=now + self._limits.input_stall_s),
+        ]
+
+    def speech_stopped(self, signal: SpeechStopped, now: float) -> list[Effect]:
+        """The turn stays open until the model has said what it makes of it, or for the time of a stall."""
+        if not self._speaking:
+            return []
+        self._speaking = False
+        self._turn_open = self._answers_speech
+        self._heard_at = now
+        return [
+            Send(event=UserSpeechStopped(at_ms=signal.at_ms)),
+            SetTimer(name=TimerName.INPUT_STALL, at=now + self._limits.input_stall_s),
+        ]
+
+    def turn_ended(self, now: float) -> list[Effect]:
+        """The user's turn is over by the model's word."""
+        self.user_left()
+        return self._respond(Trigger.SPEECH, now) if self._answers_speech else []
+
+    def user_left(self) -> None:
+        """No more speech is to be expected."""
+        self._speaking = self._turn_open = False
+
+    @property
+    def stall_at(self) -> float | None:
+        """When the open turn is given up (seconds)."""
+        return self._heard_at + self._limits.input_stall_s if self._turn_open else None
+
+    def stalled(self, now: float) -> list[Effect]:
+        """Input stopped in mid-speech, or the model makes nothing of the speech: the turn is over."""
+        effects: list[Effect] = []
+        if self._speaking:
+            effects.append(Send(event=UserSpeechStopped(at_ms=self._input_ms)))
+            if self._answers_speech and not self.input.deciding:
+                self.input.commit(silent=True)
+                effects += [CommitInput(), *self.watch(now)]
+        self.user_left()
+        return effects
+
+    @property
+    def _answers_speech(self) -> bool:
+        turns = self.updates.settings.turn_detection
+        return turns is not None and turns.create_response
+
+    # --- responses ----------------------------------------------------------------------------------
+
+    def wish(self, signal: WantsToSpeak) -> None:
+        """The model wants to speak: it will, as soon as nothing is in its way."""
+        self._wishes.ask(signal)
+
+    def next(self, now: float) -> list[Effect]:
+        """What can start now: the response that is held, else the one that the model wants."""
+        effects: list[Effect] = []
+        if self._held is not None and not self._must_wait():
+            effects = self._start(self._held, now)
+        user_first = self._turn_open or self.input.deciding or self._held is not None
+        if self._wishes.waiting and not user_first and not self.responses.active and not self._must_wait():
+            effects = self._start(Request(Trigger.PROACTIVE, event_id=self._wishes.answer()), now)
+        return effects
+
+    def clear(self) -> None:
+        """The session ends: nothing starts any more, and what it remembers of media is let go."""
+        self._held = None
+        self.input.windows.clear()
+
+    def watch(self, now: float) -> list[Effect]:
+        """The model owes something from now on."""
+        self.progress_at = now
+        if not self.model_owes:
+            return []
+        return [SetTimer(name=TimerName.RESPONSE_WATCHDOG, at=now + self._limits.response_stall_s)]
+
+    def _respond(
+        self,
+        trigger: Trigger,
+        now: float,
+        *,
+        speak_text: str | None = None,
+        modalities: tuple[Modality, ...] | None = None,
+    ) -> list[Effect]:
+        """Answer the user's turn as it is now, with the commits that the adapter has not decided yet."""
+        self._video_committed = trigger is Trigger.QUESTION
+        question = self.input.take_turn()
+        return self._start(Request(trigger, question, speak_text=speak_text, modalities=modalities), now)
+
+    def _start(self, request: Request, now: float) -> list[Effect]:
+        """Begin a response or hold it. A newer one takes the place of one that is held."""
+        held, self._held = self._held, None
+        if held is not None and held is not request and held.question:
+            if request.question:
+                self.responses.conversation.user_said(held.question)
+            else:
+                request = request._replace(question=held.question)
+        if self._must_wait():
+            self._held = request
+            return []
+        settings = self.updates.settings
+        wanted = request.modalities or settings.output_modalities or self._model.output_modalities
+        begun = self.responses.begin(request, settings, wanted, self.input.windows.items, now)
+        return begun + self.watch(now)
+
+    def _must_wait(self) -> bool:
+        behind_another = self.closing and self.responses.active is not None
+        return self.away or self.updates.pending or behind_another

@@ -1,0 +1,62 @@
+"""What a client is told while it is away: nothing, but what it must not miss is kept for its return."""
+
+from __future__ import annotations
+
+from duplex.core.effects import Effect, Send
+from duplex.core.errors import DuplexError
+from duplex.core.events import (
+    ErrorEvent,
+    Event,
+    PlaybackCleared,
+    ResponseCancelled,
+    ResponseDone,
+    ResponseFailed,
+)
+from duplex.core.text import well_formed
+
+MAX_KEPT = 64
+"""Events kept for one absence."""
+
+_MUST_NOT_MISS = (ResponseDone, ResponseCancelled, ResponseFailed, PlaybackCleared, ErrorEvent)
+"""How responses ended, what of them was cut, and input that was refused. All else is stale on return."""
+
+
+class Outbox:
+    """Holds back `Send` effects between `leave` and `come_back`."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self._kept: list[Event] = []
+
+    def leave(self) -> None:
+        self.away = True
+
+    def come_back(self) -> list[Effect]:
+        """What the client missed, oldest first."""
+        self.away = False
+        kept, self._kept = self._kept, []
+        return [Send(event=event) for event in kept]
+
+    def post(self, effects: list[Effect]) -> list[Effect]:
+        """The effects that are to be carried out now."""
+        if not self.away:
+            return effects
+        for effect in effects:
+            if (
+                isinstance(effect, Send)
+                and isinstance(effect.event, _MUST_NOT_MISS)
+                and len(self._kept) < MAX_KEPT
+            ):
+                self._kept.append(effect.event)
+        return [effect for effect in effects if not isinstance(effect, Send)]
+
+
+def error_event(error: DuplexError, *, fatal: bool = False) -> ErrorEvent:
+    """The error as the client is told of it."""
+    return ErrorEvent(
+        code=error.code,
+        message=well_formed(error.message),
+        event_id=error.event_id,
+        param=error.param,
+        fatal=fatal or error.fatal,
+    )

@@ -1,0 +1,389 @@
+"""The responses of one session: which one runs, what of them was sent and heard, and how they are cut.
+
+Fencing lives here: each response gets the next epoch, and a cancel raises it too. A delta of another epoch
+than the active response's is dropped, so that no path around the core can leak a stale one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import NamedTuple
+
+from duplex.core.effects import AbortResponse, Effect, Send, StartResponse
+from duplex.core.errors import DuplexError, ErrorCode
+from duplex.core.events import (
+    CancelReason,
+    PlaybackCleared,
+    ResponseAudio,
+    ResponseCancelled,
+    ResponseCreated,
+    ResponseDone,
+    ResponseFailed,
+    ResponseText,
+)
+from duplex.core.history import Conversation
+from duplex.core.playback import ROUNDING_MS, PlaybackLedger, PlayoutClock
+from duplex.core.text import WholeCharacters, well_formed
+from duplex.core.types import (
+    AudioFormat,
+    EncodedAudio,
+    Modality,
+    SessionSettings,
+    TextDelta,
+    Trigger,
+    Turn,
+    Window,
+)
+
+REMEMBERED = 16
+"""Responses whose playback is still followed: more than can sound at once in ordinary talk."""
+
+
+class Request(NamedTuple):
+    """Why and how a response is to start."""
+
+    trigger: Trigger
+    question: str | None = None
+    speak_text: str | None = None
+    modalities: tuple[Modality, ...] | None = None
+    event_id: str | None = None
+
+
+class Response:
+    """Book-keeping of one response, as long as its sound may be playing."""
+
+    __slots__ = (
+        "audible",
+        "cut",
+        "epoch",
+        "format",
+        "id",
+        "index",
+        "ledger",
+        "pts",
+        "said",
+        "sends_text",
+        "text",
+        "unsent",
+    )
+
+    def __init__(self, turn: Turn) -> None:
+        self.id = turn.response_id
+        self.index = turn.index
+        self.epoch = turn.epoch
+        self.format: AudioFormat = turn.settings.output_format
+        self.audible = Modality.AUDIO in turn.modalities
+        self.sends_text = Modality.TEXT in turn.modalities
+        self.ledger = PlaybackLedger(audible=self.audible)
+        self.text = WholeCharacters()
+        self.said = WholeCharacters()
+        """Joins the text that comes with audio."""
+        self.pts = 0
+        self.unsent: EncodedAudio | None = None
+        """Audio that its encoder still holds: sent with the next payload."""
+        self.cut = False
+        """The client was told to stop its sound."""
+
+
+class Responses:
+    """At most one active response, and those before it that may still sound."""
+
+    def __init__(self, session_id: str) -> None:
+        self.active: Response | None = None
+        self.epoch = 0
+        self.index = 0
+        self.dropped_deltas = 0
+        self.conversation = Conversation()
+        self.playout = PlayoutClock()
+        self._session_id = session_id
+        self._recent: deque[Response] = deque(maxlen=REMEMBERED)  # oldest first, the active one included
+
+    # --- a response's course ------------------------------------------------------------------------
+
+    def begin(
+        self,
+        request: Request,
+        settings: SessionSettings,
+        modalities: tuple[Modality, ...],
+        windows: tuple[Window, ...],
+        now: float,
+    ) -> list[Effect]:
+        """Start a response. The active one is superseded; the sound of an ended one is no obstacle, the new
+        sound queues behind it."""
+        effects = self.stop(CancelReason.SUPERSEDED, now)
+        self.epoch += 1
+        self.index += 1
+        if request.question:
+            self.conversation.user_said(request.question)
+        turn = Turn(
+            response_id=f"resp_{self._session_id}_{self.index}",
+            index=self.index,
+            epoch=self.epoch,
+            trigger=request.trigger,
+            settings=settings,
+            modalities=modalities,
+            question=request.question,
+            speak_text=request.speak_text,
+            event_id=request.event_id,
+            history=self.conversation.items,
+            windows=windows,
+        )
+        self.active = Response(turn)
+        self._recent.append(self.active)
+        created = ResponseCreated(response_id=turn.response_id, index=turn.index, modalities=modalities)
+        return [*effects, Send(event=created), StartResponse(turn=turn)]
+
+    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio) -> list[Effect]:
+        """A delta of the response of that epoch; of any other epoch it is dropped and counted."""
+        response = self.active
+        if response is None or response.epoch != epoch:
+            self.dropped_deltas += 1
+            return []
+        if isinstance(delta, TextDelta):
+            return self._text(response, response.text.push(delta.text))
+        if not response.audible:
+            return []
+        return self._audio(response, delta)
+
+    def _text(self, response: Response, text: str) -> list[Effect]:
+        if not text:
+            return []
+        response.ledger.add_text(text)
+        if not response.sends_text:
+            return []
+        return [Send(event=ResponseText(response_id=response.id, index=response.index, text=text))]
+
+    def _audio(self, response: Response, delta: EncodedAudio) -> list[Effect]:
+        text = response.said.push(delta.text)
+        duration_ms = delta.samples / delta.sample_rate * 1000
+        response.ledger.add_audio(duration_ms, text)
+        samples, level = delta.samples, delta.level_dbfs
+        before = response.unsent
+        if before is not None:
+            samples += before.samples
+            duration_ms = samples / delta.sample_rate * 1000
+            level = max(level, before.level_dbfs)
+            text = before.text + text
+            response.unsent = None
+        if not delta.payload:
+            response.unsent = EncodedAudio(
+                payload=b"", samples=samples, sample_rate=delta.sample_rate, level_dbfs=level, text=text
+            )
+            return []
+        event = ResponseAudio(
+            response_id=response.id,
+            index=response.index,
+            payload=delta.payload,
+            format=response.format,
+            pts=response.pts,
+            duration_ms=duration_ms,
+            level_dbfs=level,
+            text=text,
+        )
+        response.pts += samples
+        return [Send(event=event)]
+
+    def written(self, event: ResponseAudio, now: float) -> None:
+        """An audio event reached the socket: it counts as sent and, unless the client was told to drop it,
+        plays."""
+        response = self.active
+        if response is None or response.index != event.index:
+            response = self._find(event.index)
+            if response is None:
+                return
+        response.ledger.add_sent(event.duration_ms)
+        if not response.cut:
+            self.playout.written(event.duration_ms, event.level_dbfs, now)
+
+    def finish(self, epoch: int) -> list[Effect]:
+        """All of the response was generated and written. Nothing if it is not the active one."""
+        response = self._take(epoch)
+        if response is None:
+            return []
+        ledger = response.ledger
+        effects = self._text(response, response.text.end())
+        ledger.complete = True
+        self.conversation.assistant_said(response.index, ledger.final_text())
+        done = ResponseDone(
+            response_id=response.id,
+            index=response.index,
+            text=ledger.text,
+            audio_ms=ledger.generated_ms,
+        )
+        return [*effects, Send(event=done)]
+
+    def fail(self, epoch: int, error: DuplexError) -> list[Effect]:
+        """The adapter could not go on. What was sent still plays; it is all that is left of the response.
+        Nothing if it is not the active one."""
+        response = self._take(epoch)
+        if response is None:
+            return []
+        self._remember(response, response.ledger.sent_ms)
+        failed = ResponseFailed(
+            response_id=response.id,
+            index=response.index,
+            code=error.code,
+            message=well_formed(error.message),
+        )
+        return [
+            AbortResponse(response_id=response.id, reason=CancelReason.CLOSING),
+            Send(event=failed),
+        ]
+
+    def _take(self, epoch: int) -> Response | None:
+        response = self.active
+        if response is None or response.epoch != epoch:
+            return None
+        self.active = None
+        return response
+
+    # --- cutting ------------------------------------------------------------------------------------
+
+    def interrupt(self, reason: CancelReason, now: float, *, event_id: str | None = None) -> list[Effect]:
+        """Stop the active response and all sound, its own and that of ended ones."""
+        effects = self.stop(reason, now, event_id=event_id)
+        for response in reversed(self._recent):
+            if self._sounds(response, now):
+                effects.append(Send(event=self._cleared(response, now)))
+        self.playout.cleared(now)
+        return effects
+
+    def stop(self, reason: CancelReason, now: float, *, event_id: str | None = None) -> list[Effect]:
+        """Stop the active response, if any; the sound of ended ones plays on. Abort first, then tell."""
+        response = self.active
+        if response is None:
+            return []
+        self.active = None
+        self.epoch += 1
+        heard_ms, heard_text = self._cut(response, now)
+        cancelled = ResponseCancelled(
+            response_id=response.id,
+            index=response.index,
+            reason=reason,
+            heard_ms=heard_ms,
+            heard_text=heard_text,
+            event_id=event_id,
+        )
+        return [
+            AbortResponse(response_id=response.id, reason=reason),
+            Send(event=cancelled),
+        ]
+
+    def cancel(self, index: int | None, now: float, *, event_id: str | None = None) -> list[Effect]:
+        """The client's cancel: of the response with that index alone, or of all that runs and sounds.
+
+        Raises:
+            DuplexError: `RESPONSE_NOT_FOUND`.
+        """
+        if index is not None and not 1 <= index <= self.index:
+            raise DuplexError(ErrorCode.RESPONSE_NOT_FOUND, f"no response with index {index}")
+        if self.active is not None and index is None:
+            return self.interrupt(CancelReason.CLIENT, now, event_id=event_id)
+        if self.active is not None and index == self.active.index:
+            return self.stop(CancelReason.CLIENT, now, event_id=event_id)
+        # it has ended: the answer says what was heard of it; what had not been played is cut now
+        sounding = [r for r in reversed(self._recent) if self._sounds(r, now)]
+        ended = self._find(index) if index is not None else next(iter(sounding), self._find(self.index))
+        heard_ms, heard_text = self._heard(ended, now) if ended is not None else (0.0, "")
+        answer = ResponseCancelled(
+            response_id="",
+            index=ended.index if ended is not None else index or self.index,
+            reason=CancelReason.CLIENT,
+            heard_ms=heard_ms,
+            heard_text=heard_text,
+            event_id=event_id,
+        )
+        others: list[Effect] = []
+        if index is None:
+            others = [Send(event=self._cleared(r, now)) for r in sounding if r is not ended]
+            self.playout.cleared(now)
+        return [Send(event=answer), *others]
+
+    def acknowledge(self, cursor_ms: float, index: int | None, now: float) -> None:
+        """The client has played `cursor_ms` of a response: of the latest with sound without an index.
+
+        The clock follows it. A response that was cut by our estimate is corrected to the client's word, also
+        downwards: 0 means that nothing was heard. A cursor behind an earlier one is late and has no effect.
+
+        Raises:
+            DuplexError: `RESPONSE_NOT_FOUND` or `INVALID_PLAYBACK_CURSOR`.
+        """
+        if not (math.isfinite(cursor_ms) and cursor_ms >= 0):
+            raise DuplexError(
+                ErrorCode.INVALID_PLAYBACK_CURSOR, f"cursor {cursor_ms} is not a time in ms", param="cursor"
+            )
+        if index is None:
+            response = next((r for r in reversed(self._recent) if r.ledger.sent_ms > 0), None)
+            if response is None:
+                raise DuplexError(ErrorCode.INVALID_PLAYBACK_CURSOR, "no audio has been sent")
+        elif 1 <= index <= self.index:
+            response = self._find(index)
+        else:
+            raise DuplexError(ErrorCode.RESPONSE_NOT_FOUND, f"no response with index {index}")
+        if response is None or not response.ledger.acknowledge(cursor_ms):
+            return
+        heard_ms = response.ledger.acked_ms or 0.0
+        if response.cut:
+            self._remember(response, heard_ms)
+            return
+        behind_ms = 0.0
+        for other in self._recent:
+            if other.index > response.index and not other.cut:
+                behind_ms += other.ledger.sent_ms
+            elif other.index < response.index and not other.cut and heard_ms > 0:
+                other.ledger.acknowledge(other.ledger.sent_ms)
+        left_ms = response.ledger.sent_ms - heard_ms
+        # one that was played to its end says nothing of how far the next has come
+        unplayed_ms = left_ms + behind_ms if left_ms > 0 else min(self.playout.unplayed_ms(now), behind_ms)
+        self.playout.acknowledged(unplayed_ms, now)
+
+    def _cut(self, response: Response, now: float) -> tuple[float, str]:
+        """Drop what is unplayed of a response from the clock and from history."""
+        after_ms, unplayed_ms = self._unplayed(response, now)
+        self.playout.removed(after_ms, unplayed_ms, now)
+        heard_ms = response.ledger.heard_ms(unplayed_ms)
+        response.ledger.stopped_ms = heard_ms
+        response.cut = True
+        return heard_ms, self._remember(response, heard_ms)
+
+    def _heard(self, response: Response, now: float) -> tuple[float, str]:
+        """What was heard of a response that has ended; it is cut if it still sounds."""
+        if self._sounds(response, now):
+            return self._cut(response, now)
+        heard_ms = response.ledger.heard_ms(0.0) if response.cut else response.ledger.sent_ms
+        return heard_ms, response.ledger.heard_text(heard_ms)
+
+    def _cleared(self, response: Response, now: float) -> PlaybackCleared:
+        heard_ms, heard_text = self._cut(response, now)
+        return PlaybackCleared(
+            response_id=response.id, index=response.index, heard_ms=heard_ms, heard_text=heard_text
+        )
+
+    def _remember(self, response: Response, heard_ms: float) -> str:
+        """Write into history what was heard of a response that did not play to its end."""
+        ledger = response.ledger
+        heard = ledger.heard_text(heard_ms)
+        interrupted = not ledger.complete or heard.rstrip() != ledger.final_text().rstrip()
+        self.conversation.assistant_said(response.index, heard, interrupted=interrupted)
+        return heard
+
+    def _sounds(self, response: Response, now: float) -> bool:
+        return not response.cut and self._unplayed(response, now)[1] > ROUNDING_MS
+
+    def _unplayed(self, response: Response, now: float) -> tuple[float, float]:
+        """When the client comes to what is unplayed of a response, from now, and how much that is (ms).
+
+        Sound is played in the order of the responses: of all that is unplayed, the newest has its part first.
+        """
+        left_ms = self.playout.unplayed_ms(now)
+        for other in reversed(self._recent):
+            if not other.cut:
+                part_ms = min(left_ms, other.ledger.sent_ms)
+                left_ms -= part_ms
+                if other is response:
+                    return left_ms, part_ms
+        return 0.0, 0.0
+
+    def _find(self, index: int) -> Response | None:
+        return next((r for r in reversed(self._recent) if r.index == index), None)
