@@ -68,9 +68,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 PREFIX = "DUPLEX_"
-NOT_SETTINGS = frozenset({"DUPLEX_CONFIG", "DUPLEX_SHARED", "DUPLEX_URL", "DUPLEX_TOKEN"})
-"""Variables with the prefix that are no settings of the server: where its file is, and what clients and
-tests read."""
+NOT_SETTINGS = frozenset({"DUPLEX_CONFIG", "DUPLEX_CACHE", "DUPLEX_SHARED", "DUPLEX_URL", "DUPLEX_TOKEN"})
+"""Variables with the prefix that are no settings of the server: where its file and its cache are, and what
+clients and tests read."""
 
 _AT_LEAST_ONE = ("max_sessions", "max_errors", "encoder_threads", "window_history")
 _POSITIVE = (
