@@ -2,13 +2,12 @@
 
 from duplex.codecs.decoders import (
     DECODE_FORMATS,
-    AudioDecoder,
-    DecodeLimits,
     decode_audio,
     format_of_media_type,
     open_decoder,
     sniff_audio,
 )
+from duplex.codecs.decoding import AudioDecoder, DecodeLimits
 from duplex.codecs.encoders import CODECS, AudioEncoder, open_encoder
 from duplex.codecs.pcm import PcmBytes, to_float32, to_int16
 from duplex.codecs.resample import SAMPLE_RATES, Resampler, resample_chunks
