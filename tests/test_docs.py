@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sys
 import tomllib
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
+from duplex.adapters.registry import load_adapters
+from duplex.clients import AsyncDuplexClient
 from duplex.config import ServerConfig, load_config
-from duplex.core.errors import ErrorCode
+from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import AudioFormat, Modality, SessionSettings, TurnDetection
 from duplex.dialects import native_events
 from duplex.dialects.native_commands import COMMANDS
 from duplex.dialects.native_frames import FrameKind
 from duplex.runtime.metrics import Gauges, Metrics
+from duplex.server.run import running_gateway
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -208,3 +215,36 @@ def test_echo_adapter_has_forty_lines() -> None:
 def test_every_page_is_in_a_table_of_contents(page: str) -> None:
     listed = re.findall(r"^([a-z-]+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert page == "index.md" or page.removesuffix(".md") in listed
+
+
+@pytest.fixture
+def echo_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.syspath_prepend(str(DOCS / "examples"))
+    yield "echo_adapter:Echo"
+    sys.modules.pop("echo_adapter", None)
+
+
+def test_echo_adapter_is_served(echo_module: str) -> None:
+    samples = np.arange(-2400, 2400, dtype=np.int16)
+
+    async def talk() -> tuple[str, bytes]:
+        async with (
+            running_gateway(ServerConfig(port=0, adapter=(echo_module,))) as gateway,
+            AsyncDuplexClient(f"{gateway.ws_url}/v1/duplex") as client,
+        ):
+            await client.append_text("Say it again.")
+            await client.append_audio(samples, 24000)
+            await client.commit()
+            response = await client.response()
+            return response.text, response.audio
+
+    text, audio = asyncio.run(talk())
+    assert text == "Say it again. "
+    assert audio == samples.tobytes()
+
+
+def test_echo_adapter_refuses_an_unknown_option_by_name(echo_module: str) -> None:
+    config = ServerConfig(adapter=(echo_module,), adapters={echo_module: {"vioce": "x"}})
+    with pytest.raises(DuplexError, match="vioce") as caught:
+        load_adapters(config)
+    assert caught.value.code is ErrorCode.BAD_CONFIG
