@@ -30,15 +30,28 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 
 
-def source_packages() -> set[str]:
-    """Import names of all folders with Python files below the four top-level folders."""
+def source_modules() -> set[str]:
+    """Import names of all Python files below the four top-level folders, less those in folders of data."""
+    data = {folder for folder, _ in package_data() if not (folder / "__init__.py").exists()}
     names = set()
     for folder, package in FOLDERS.items():
-        top = ROOT / folder
-        for path in top.rglob("*.py"):
-            parts = path.parent.relative_to(top).parts
-            names.add(".".join((package, *parts)))
+        for path in (ROOT / folder).rglob("*.py"):
+            if path.parent not in data:
+                parts = path.relative_to(ROOT / folder).with_suffix("").parts
+                names.add(".".join((package, *parts)))
     return names
+
+
+def package_data() -> list[tuple[Path, str]]:
+    """Folder and pattern of all data that goes with packages."""
+    found = []
+    for package, patterns in SETUPTOOLS["package-data"].items():
+        folder, top = max(
+            ((f, t) for f, t in FOLDERS.items() if f"{package}.".startswith(f"{t}.")), key=lambda e: len(e[1])
+        )
+        base = ROOT.joinpath(folder, *package[len(top) + 1 :].split("."))
+        found += [((base / pattern).parent, Path(pattern).name) for pattern in patterns]
+    return found
 
 
 def installed_modules() -> list[str]:
@@ -50,7 +63,7 @@ def installed_modules() -> list[str]:
 
 
 def test_packages_list_covers_every_folder() -> None:
-    assert set(SETUPTOOLS["packages"]) == source_packages()
+    assert set(SETUPTOOLS["packages"]) == {name.rpartition(".")[0] for name in source_modules()}
 
 
 def test_package_dir_maps_the_four_folders() -> None:
@@ -58,27 +71,32 @@ def test_package_dir_maps_the_four_folders() -> None:
 
 
 def test_package_data_patterns_match_files() -> None:
-    for package, patterns in SETUPTOOLS["package-data"].items():
-        folder = ROOT.joinpath(*_source_parts(package))
-        for pattern in patterns:
-            assert list(folder.glob(pattern)), f"{package}: no file matches {pattern}"
+    for folder, pattern in package_data():
+        assert list(folder.glob(pattern)), f"no file matches {folder}/{pattern}"
 
 
-def _source_parts(package: str) -> list[str]:
-    for folder, top in sorted(FOLDERS.items(), key=lambda item: -len(item[1])):
-        if package == top or package.startswith(top + "."):
-            return [folder, *package[len(top) + 1 :].split(".")] if package != top else [folder]
-    raise AssertionError(f"{package} is below none of the four folders")
+def test_data_of_packages_says_whose_it_is() -> None:
+    notice = (ROOT / "NOTICE").read_text()
+    for folder, pattern in package_data():
+        if pattern == "py.typed":
+            continue
+        assert f"{folder.relative_to(ROOT)}/" in notice
+        words = "\n".join(
+            path.read_text() for path in folder.iterdir() if path.name.startswith(("LICENSE", "NOTICE"))
+        )
+        for path in folder.glob(pattern):
+            if not path.name.startswith(("LICENSE", "NOTICE")):
+                assert path.name in words, path
+
+
+def test_licence_files_are_there() -> None:
+    for pattern in PYPROJECT["project"]["license-files"]:
+        assert list(ROOT.glob(pattern)), pattern
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
 
 
 def test_every_source_module_is_installed() -> None:
-    expected = set()
-    for folder, package in FOLDERS.items():
-        for path in (ROOT / folder).rglob("*.py"):
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            if parts[-1] in ("__init__", "__main__"):
-                parts = parts[:-1]
-            expected.add(".".join((package, *parts)))
+    expected = {name.removesuffix(".__init__").removesuffix(".__main__") for name in source_modules()}
     assert expected - set(installed_modules()) == set()
 
 
