@@ -26,6 +26,9 @@ class Inbox:
         self._taken = asyncio.Event()
         self._over: Exception | None = None
 
+    def __len__(self) -> int:
+        return len(self._events)
+
     def put(self, events: Iterable[ClientEvent]) -> None:
         self._events.extend(events)
         self._ready.set()

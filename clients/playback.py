@@ -306,7 +306,7 @@ class PlaybackClock:
 
     def _advance(self) -> None:
         now = self._now()
-        while self._spans and self._spans[0][1] <= now:
+        while self._spans and self._spans[0][1] < now:
             index, start, duration, before = self._spans[0]
             self._last = (index, before + min(now - start, duration) * 1000)
             if start + duration > now:
