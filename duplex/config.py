@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.session import SessionLimits
+from duplex.core.facts import SessionLimits
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +50,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_queue_audio_s: float = 8.0
     encoder_threads: int = 2
     window_history: int = 64
+    speaker_samples_dir: str | None = None
+    """Folder of uploaded voices; None: uploads are refused. Also the environment's `SPEAKER_SAMPLES_DIR`."""
+    speaker_max_uploaded: int = 1000
+    """Most voices stored. Also the environment's `SPEAKER_MAX_UPLOADED`."""
+    custom_voice_dir: str | None = None
+    """Folder of precomputed voices, with its `custom_voice_manifest.json`."""
+    ref_audio_dir: str | None = None
+    """Folder that `file:` URLs of `ref_audio` may name; None: no file URLs."""
+    ref_audio_hosts: tuple[str, ...] = ()
+    """Hosts (`name` or `name:port`) that http URLs of `ref_audio` may name."""
+    max_speech_requests: int = 64
+    """Speech requests and speech sockets at one time; more get 429."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     adapters: dict[str, dict[str, Any]] = {}
     """Options of each adapter, by its name."""
@@ -72,7 +84,19 @@ NOT_SETTINGS = frozenset({"DUPLEX_CONFIG", "DUPLEX_CACHE", "DUPLEX_SHARED", "DUP
 """Variables with the prefix that are no settings of the server: where its file and its cache are, and what
 clients and tests read."""
 
-_AT_LEAST_ONE = ("max_sessions", "max_errors", "encoder_threads", "window_history")
+_ALIASES = {"SPEAKER_SAMPLES_DIR": "speaker_samples_dir", "SPEAKER_MAX_UPLOADED": "speaker_max_uploaded"}
+"""Names of other speech servers' variables, for what they call the same."""
+_LISTS = ("adapter", "ref_audio_hosts")
+"""Keys whose value in the environment is a list with commas."""
+
+_AT_LEAST_ONE = (
+    "max_sessions",
+    "max_errors",
+    "encoder_threads",
+    "window_history",
+    "speaker_max_uploaded",
+    "max_speech_requests",
+)
 _POSITIVE = (
     "idle_timeout_s",
     "config_timeout_s",
@@ -152,11 +176,16 @@ def _from_file(path: Path) -> dict[str, Any]:
 def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, text in variables.items():
-        if not name.startswith(PREFIX) or name in NOT_SETTINGS:
+        if name in _ALIASES:
+            key = _ALIASES[name]
+            if PREFIX + key.upper() in variables:
+                continue
+        elif name.startswith(PREFIX) and name not in NOT_SETTINGS:
+            key = name.removeprefix(PREFIX).lower()
+        else:
             continue
-        key = name.removeprefix(PREFIX).lower()
         value: Any = text
-        if key == "adapter":
+        if key in _LISTS:
             value = [part.strip() for part in text.split(",") if part.strip()]
         elif key == "adapters":
             try:

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from duplex.adapters.base import Adapter, AdapterSession
 from duplex.config import ServerConfig
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.session import ModelFacts, Session, State
+from duplex.core.facts import ModelFacts, State
+from duplex.core.session import Session
 from duplex.core.settings import apply_changes
 from duplex.core.types import Modality, OpenSession, SessionSettings
 from duplex.dialects.base import Dialect, OpenRequest
@@ -37,6 +38,14 @@ class Status(StrEnum):
     ENGINE_DOWN = "engine_down"
 
 
+class Drainable(Protocol):
+    """A connection beside the sessions."""
+
+    async def drain(self, grace_s: float) -> None:
+        """Let what runs finish within the grace, then end; return when ended."""
+        ...
+
+
 class Gateway:
     """Opens, resumes and ends sessions.
 
@@ -56,6 +65,8 @@ class Gateway:
         self.runners: set[SessionRunner] = set()
         self.stray: set[asyncio.Task[Any]] = set()
         """Tasks of adapters that did not stop when they were told to."""
+        self.drainables: set[Drainable] = set()
+        """Connections of other endpoints, which are told when the server goes away."""
         self._services = Services(config, self.clock, self.metrics, self.encoders, self.stray)
         self._lag = LoopLagMonitor(self.clock, self.metrics.loop_lag.observe)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -90,9 +101,11 @@ class Gateway:
             log.info("draining %d sessions, for at most %g s", len(self.runners), grace_s)
         for runner in list(self.runners):
             runner.drain(grace_s)
+        others = asyncio.gather(*(other.drain(grace_s) for other in list(self.drainables)))
         if self._tasks:
             # the sessions end themselves at the end of the grace; closing their models takes its own time
             await asyncio.wait(self._tasks, timeout=grace_s + 2 * self.config.abort_timeout_s)
+        await others
 
     async def stop(self) -> None:
         """End what still runs and unload the adapters."""
@@ -109,6 +122,16 @@ class Gateway:
         self._started.clear()
         self._lag.stop()
         self.encoders.close()
+
+    def check_open(self) -> None:
+        """Let new work in, or raise `DuplexError`: `DRAINING` or `ENGINE_DOWN`."""
+        match self.status:
+            case Status.DRAINING:
+                raise DuplexError(ErrorCode.DRAINING, "the server is draining: try another one")
+            case Status.LOADING:
+                raise DuplexError(ErrorCode.ENGINE_DOWN, "the models are still being loaded")
+            case Status.ENGINE_DOWN:
+                raise DuplexError(ErrorCode.ENGINE_DOWN, "an engine is down")
 
     @property
     def status(self) -> Status:
@@ -176,7 +199,12 @@ class Gateway:
     ) -> tuple[SessionRunner, Connection]:
         lease = self.leases.resume(request.resume_token or "", request.session_id)
         runner = lease.holder
-        if not isinstance(runner, SessionRunner) or runner.session.state in (State.CLOSING, State.CLOSED):
+        ending = (State.CLOSING, State.CLOSED)
+        if (
+            not isinstance(runner, SessionRunner)
+            or runner.session.state in ending
+            or self.config.resume_grace_s <= 0
+        ):
             raise DuplexError(ErrorCode.RESUME_REJECTED, "the session is over", param="resume")
         return runner, runner.take_over(socket, dialect)
 

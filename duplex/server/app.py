@@ -16,6 +16,7 @@ from duplex.dialects.native import NativeDialect
 from duplex.runtime.gateway import Gateway
 from duplex.server.endpoint import SessionEndpoint
 from duplex.server.http import routes
+from duplex.speech.endpoint import speech_routes
 
 log = logging.getLogger("duplex.server")
 
@@ -66,6 +67,7 @@ def create_app(
                 SessionEndpoint(served, NativeDialect, lambda: served.default_video_model),
             ),
             *routes(served),
+            *speech_routes(served),
             *extra_routes,
         ],
         lifespan=lifespan,

@@ -41,12 +41,7 @@ class SessionEndpoint:
         self._while_active = while_active
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        socket = scope["extensions"].get(EXTENSION)
-        if not isinstance(socket, GatewayWebSocket):
-            raise RuntimeError(
-                "sessions need the server's own WebSocket protocol: run the app with duplex.server.run, or "
-                "with uvicorn's ws='duplex.server.websocket:GatewayWebSocket'"
-            )
+        socket = socket_of(scope)
         message = await receive()
         if message["type"] != "websocket.connect":
             return
@@ -131,6 +126,17 @@ class SessionEndpoint:
         for frame in dialect.encode(event):
             socket.write(frame)
         socket.close(error.code.traits.close_code, error.code.value)
+
+
+def socket_of(scope: Scope) -> GatewayWebSocket:
+    """The connection itself, beneath ASGI."""
+    socket = scope["extensions"].get(EXTENSION)
+    if not isinstance(socket, GatewayWebSocket):
+        raise RuntimeError(
+            "sessions need the server's own WebSocket protocol: run the app with duplex.server.run, or "
+            "with uvicorn's ws='duplex.server.websocket:GatewayWebSocket'"
+        )
+    return socket
 
 
 def query_of(scope: Mapping[str, Any]) -> dict[str, str]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import msgspec
 import pybase64
 
 from duplex.adapters.speech import WordTime
-from duplex.core.errors import DuplexError
+from duplex.core.errors import DuplexError, ErrorCode
 from duplex.dialects.base import Frame
 from duplex.runtime.clock import Clock, Handle
 from duplex.runtime.faults import named
 from duplex.runtime.socket import Socket
+from duplex.runtime.tasks import Tasks
 from duplex.speech.fields import SocketConfig
 from duplex.speech.socket import (
     AbortUnit,
@@ -35,6 +36,8 @@ from duplex.speech.synthesis import Job, Synthesis
 
 MAX_QUEUED_BYTES: Final = 1024 * 1024
 """Audio that waits for the socket; a unit whose audio would go over it is synthesised no further."""
+STOP_S: Final = 5.0
+"""Seconds that a model has to stop when its client is gone."""
 _MAX_JOBS: Final = 64
 
 
@@ -42,15 +45,23 @@ class SpeechConnection:
     """One client. The server calls `receive` for each frame and `close` when the socket is gone."""
 
     def __init__(
-        self, socket: Socket, synthesis: Synthesis, clock: Clock, *, slow_reader_timeout_s: float
+        self,
+        socket: Socket,
+        synthesis: Synthesis,
+        clock: Clock,
+        *,
+        slow_reader_timeout_s: float,
+        count: Callable[[ErrorCode], None],
     ) -> None:
         self._socket = socket
         self._synthesis = synthesis
         self._clock = clock
         self._slow_s = slow_reader_timeout_s
+        self._count = count
         self._core = SpeechSocket(None, clock.now(), rate_of=self._rate_of)
         self._jobs: dict[int, tuple[SocketConfig, Job]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._stray: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(self._stray)
         self._units: dict[int, _Unit] = {}
         self._urgent: deque[Frame] = deque()
         self._audio: deque[tuple[int, Frame]] = deque()
@@ -74,6 +85,20 @@ class SpeechConnection:
         """Tell the client of a fault; end the connection if it is fatal."""
         self._apply(self._core.fail(error))
 
+    def refuse(self, error: DuplexError) -> None:
+        """The client may not come in: say why and close."""
+        self._apply(self._core.refuse(error))
+
+    async def drain(self, grace_s: float) -> None:
+        """The server goes away: tell the client, let what is being said end, close."""
+        timer = self._clock.call_at(self._clock.now() + grace_s, self._on_grace)
+        self._apply(self._core.drain(grace_s))
+        await self._wait(lambda: self.closed)
+        timer.cancel()
+
+    def _on_grace(self) -> None:
+        self._apply(self._core.end(1012, "server draining"))
+
     async def close(self) -> None:
         """The socket is gone: stop all work."""
         self.closed = True
@@ -82,10 +107,7 @@ class SpeechConnection:
             if timer is not None:
                 timer.cancel()
         self._moved.set()
-        for task in self._tasks:
-            task.cancel()
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self._tasks.stop(STOP_S)
 
     # --- effects ------------------------------------------------------------------------------------
 
@@ -93,6 +115,8 @@ class SpeechConnection:
         for effect in effects:
             match effect:
                 case Tell():
+                    if effect.message["type"] == "error":
+                        self._count(ErrorCode(effect.message["code"]))
                     self._urgent.append(_text(effect.message))
                 case Audio():
                     self._queue_audio(effect)
@@ -105,7 +129,7 @@ class SpeechConnection:
                 case AbortUnit():
                     self._abort(effect.unit)
                 case CheckConfig():
-                    self._spawn(self._check(effect), "speech-config")
+                    self._tasks.start(self._check(effect), "speech-config")
                 case SetTimer():
                     self._timer = self._clock.call_at(effect.at, self._on_timer)
                 case Close():
@@ -123,7 +147,7 @@ class SpeechConnection:
     def _start(self, effect: StartUnit) -> None:
         unit = _Unit(effect.text, open=effect.open)
         self._units[effect.unit] = unit
-        unit.task = self._spawn(self._speak(effect, unit), f"speech-unit-{effect.unit}")
+        unit.task = self._tasks.start(self._speak(effect, unit), f"speech-unit-{effect.unit}")
 
     def _abort(self, serial: int) -> None:
         unit = self._units.pop(serial)
@@ -199,10 +223,10 @@ class SpeechConnection:
 
     def _flush(self) -> None:
         socket = self._socket
-        while self._urgent and socket.writable:
+        while self._urgent and socket.can_write:
             socket.write(self._urgent.popleft())
         moved = False
-        while self._audio and not self._urgent and socket.writable:
+        while self._audio and not self._urgent and socket.can_write:
             _, frame = self._audio.popleft()
             self._audio_bytes -= len(frame)
             socket.write(frame)
@@ -211,6 +235,7 @@ class SpeechConnection:
             self._moved.set()
         if self._closing is not None and not self._urgent and not self.closed:
             self.closed = True
+            self._moved.set()
             socket.close(self._closing.code, self._closing.reason)
 
     def _on_blocked(self) -> None:
@@ -232,12 +257,6 @@ class SpeechConnection:
     def _on_timer(self) -> None:
         self._timer = None
         self._apply(self._core.timer(self._clock.now()))
-
-    def _spawn(self, body: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(body, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 class _Unit:

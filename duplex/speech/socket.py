@@ -147,6 +147,7 @@ class SpeechSocket:
         self._serial = 0
         self._errors = 0
         self._checking = 0
+        self._draining = False
         self._held: deque[dict[str, Any]] = deque()
         self._last_activity = now
 
@@ -179,7 +180,7 @@ class SpeechSocket:
             self._errors += 1
             effects = self._refuse(error, context if isinstance(context, str) else None)
             if self._errors >= MAX_ERRORS and not self.closed:
-                effects += self._end(4400, f"{self._errors} bad messages in a row")
+                effects += self.end(4400, f"{self._errors} bad messages in a row")
             return effects
         self._errors = 0
         return effects
@@ -216,7 +217,7 @@ class SpeechSocket:
             case "input.cancel":
                 return self._cancel(message)
             case "session.close":
-                return self._end(1000, "closed by the client")
+                return self.end(1000, "closed by the client")
             case kind:
                 raise DuplexError(ErrorCode.UNKNOWN_TYPE, f"unknown message type: {kind[:64]}", param="type")
 
@@ -317,7 +318,7 @@ class SpeechSocket:
                 context.running = None
             effects.append(Tell(message=told))
         context.utterances.clear()
-        return effects
+        return effects + self._end_if_drained()
 
     # --- units --------------------------------------------------------------------------------------
 
@@ -364,7 +365,7 @@ class SpeechSocket:
                 effects.append(Tell(message=over))
             else:
                 break
-        return effects
+        return effects + self._end_if_drained()
 
     def audio(
         self, unit: int, payload: bytes, words: tuple[WordTime, ...] | None, *, aligned: bool
@@ -444,10 +445,11 @@ class SpeechSocket:
             message["context_id"] = context
         effects: list[Effect] = [Tell(message=message)]
         if error.fatal:
-            effects += self._end(error.code.traits.close_code, error.code.value)
+            effects += self.end(error.code.traits.close_code, error.code.value)
         return effects
 
-    def _end(self, code: int, reason: str) -> list[Effect]:
+    def end(self, code: int, reason: str) -> list[Effect]:
+        """Stop everything and close."""
         if self.closed:
             return []
         self.closed = True
@@ -455,6 +457,22 @@ class SpeechSocket:
         self._units.clear()
         self._contexts.clear()
         return [*aborts, Close(code=code, reason=reason)]
+
+    def refuse(self, error: DuplexError) -> list[Effect]:
+        """The client may not come in: say why and close with the code of the fault."""
+        effects = self._refuse(error, None)
+        return effects if self.closed else effects + self.end(error.code.traits.close_code, error.code.value)
+
+    def drain(self, grace_s: float) -> list[Effect]:
+        """The server goes away: no new text, what is queued may be said within the grace."""
+        self._draining = True
+        notice = {"type": "server.draining", "grace_ms": int(grace_s * 1000)}
+        return [Tell(message=notice), *self._end_if_drained()]
+
+    def _end_if_drained(self) -> list[Effect]:
+        if not self._draining or any(context.utterances for context in self._contexts.values()):
+            return []
+        return self.end(1012, "server draining")
 
     def fail(self, error: DuplexError) -> list[Effect]:
         """A fault outside any message: told; ends the connection if fatal."""

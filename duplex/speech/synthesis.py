@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from typing import Final, cast
 
 import msgspec
@@ -47,7 +48,8 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True):
 class Synthesis:
     """The speech models of a gateway, its stored voices and its encoders.
 
-    `in_use` counts admitted requests.
+    `admit` raises while the gateway takes no work; `first_audio` is told the seconds from a request's start
+    to its first encoded audio. `in_use` counts admitted requests.
     """
 
     def __init__(
@@ -58,14 +60,17 @@ class Synthesis:
         policy: ReferencePolicy,
         pool: EncoderPool,
         most: int,
+        admit: Callable[[], None] = lambda: None,
+        first_audio: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._models = {a.info.id: a for a in adapters if isinstance(a, SpeechAdapter)}
         self.voices = voices
         self._policy = policy
         self._pool = pool
         self._most = most
+        self._admit = admit
+        self._first_audio = first_audio
         self.in_use = 0
-        self.draining = False
 
     @property
     def models(self) -> dict[str, SpeechAdapter]:
@@ -77,10 +82,9 @@ class Synthesis:
         """Hold `count` places.
 
         Raises:
-            DuplexError: `SERVER_FULL` (HTTP 429) or `DRAINING`.
+            DuplexError: `SERVER_FULL` (HTTP 429), or what `admit` raises.
         """
-        if self.draining:
-            raise DuplexError(ErrorCode.DRAINING, "the server is draining: try another one")
+        self._admit()
         if self.in_use + count > self._most:
             raise DuplexError(
                 ErrorCode.SERVER_FULL,
@@ -141,6 +145,7 @@ class Synthesis:
         """Aligned words whose audio has not been yielded yet."""
         failed = False
         position_ms = 0.0
+        begun_at: float | None = time.perf_counter()
         async with contextlib.aclosing(_guarded(job, text)) as chunks:
             async for chunk in chunks:
                 finish_reason = chunk.finish_reason or finish_reason
@@ -151,6 +156,9 @@ class Synthesis:
                     encoded = await encoder.encode(piece)
                     duration_ms = len(piece.samples) / piece.sample_rate * 1000
                     position_ms += duration_ms
+                    if begun_at is not None and encoded.payload:
+                        self._first_audio(time.perf_counter() - begun_at)
+                        begun_at = None
                     begun = [word for word in words if word.start_ms < position_ms]
                     del words[: len(begun)]
                     yield Encoded(

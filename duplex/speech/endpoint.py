@@ -1,0 +1,119 @@
+"""The speech endpoints of a gateway: HTTP routes and the WebSocket route, on its models, pool and limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+
+from duplex.core.errors import DuplexError, ErrorCode
+from duplex.runtime.gateway import Gateway
+from duplex.server.auth import check_token
+from duplex.server.endpoint import query_of, socket_of
+from duplex.server.websocket import TOO_LARGE
+from duplex.speech.connection import SpeechConnection
+from duplex.speech.fields import SocketConfig, parse_query
+from duplex.speech.http import SpeechRoutes
+from duplex.speech.reference import ReferencePolicy
+from duplex.speech.synthesis import Synthesis
+from duplex.speech.voices import VoiceStore
+
+SOCKET_PATH: Final = "/v1/audio/speech/stream"
+
+
+def speech_routes(gateway: Gateway) -> list[BaseRoute]:
+    """All routes of spoken text.
+
+    Raises:
+        DuplexError: `BAD_CONFIG` when a folder of voices cannot be used.
+    """
+    config = gateway.config
+    folder = config.speaker_samples_dir
+    try:
+        voices = VoiceStore(
+            Path(folder) if folder else None,
+            most=config.speaker_max_uploaded,
+            precomputed=Path(config.custom_voice_dir) if config.custom_voice_dir else None,
+        )
+    except OSError as error:
+        words = f"speaker_samples_dir: {error.strerror or error}"
+        raise DuplexError(ErrorCode.BAD_CONFIG, words, param="speaker_samples_dir") from None
+    synthesis = Synthesis(
+        gateway.adapters.values(),
+        voices=voices,
+        policy=ReferencePolicy(
+            hosts=frozenset(host.lower() for host in config.ref_audio_hosts),
+            folder=Path(config.ref_audio_dir) if config.ref_audio_dir else None,
+        ),
+        pool=gateway.encoders,
+        most=config.max_speech_requests,
+        admit=gateway.check_open,
+        first_audio=gateway.metrics.ttfa.observe,
+    )
+
+    def guard(request: Request) -> None:
+        check_token(config.auth_token, request.headers, request.query_params)
+
+    def count(code: ErrorCode) -> None:
+        gateway.metrics.errors[code] += 1
+
+    return [
+        *SpeechRoutes(synthesis, guard, count).routes,
+        WebSocketRoute(SOCKET_PATH, SpeechEndpoint(gateway, synthesis)),
+    ]
+
+
+class SpeechEndpoint:
+    """The ASGI app of the speech WebSocket. A connection holds one place for as long as it lives."""
+
+    def __init__(self, gateway: Gateway, synthesis: Synthesis) -> None:
+        self._gateway = gateway
+        self._synthesis = synthesis
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        socket = socket_of(scope)
+        if (await receive())["type"] != "websocket.connect":
+            return
+        await send({"type": "websocket.accept"})
+        gateway = self._gateway
+        connection = SpeechConnection(
+            socket,
+            self._synthesis,
+            gateway.clock,
+            slow_reader_timeout_s=gateway.config.slow_reader_timeout_s,
+            count=self._count,
+        )
+        query = query_of(scope)
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        try:
+            check_token(gateway.config.auth_token, headers, query)
+            with self._synthesis.admitted():
+                await self._serve(connection, query, receive)
+        except DuplexError as error:
+            connection.refuse(error)
+        finally:
+            await connection.close()
+
+    async def _serve(self, connection: SpeechConnection, query: dict[str, str], receive: Receive) -> None:
+        preset = parse_query(query, SocketConfig)
+        gateway = self._gateway
+        gateway.drainables.add(connection)
+        try:
+            connection.open(preset if preset != SocketConfig() or "model" in query else None)
+            while (message := await receive())["type"] != "websocket.disconnect":
+                if message["type"] == TOO_LARGE:
+                    too_large = DuplexError(ErrorCode.MESSAGE_TOO_LARGE, "the message is too large")
+                    connection.fail(too_large)
+                elif message["type"] == "websocket.receive":
+                    text = message.get("text")
+                    connection.receive(text if text is not None else message["bytes"])
+        finally:
+            gateway.drainables.discard(connection)
+
+    def _count(self, code: ErrorCode) -> None:
+        self._gateway.metrics.errors[code] += 1
