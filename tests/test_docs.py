@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import re
 import sys
 import tomllib
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from duplex.adapters.registry import load_adapters
+from duplex.adapters.scripted import ScriptedAdapter, ScriptedOptions
 from duplex.clients import AsyncDuplexClient
 from duplex.config import ServerConfig, load_config
 from duplex.core.errors import DuplexError, ErrorCode
@@ -248,3 +250,27 @@ def test_echo_adapter_refuses_an_unknown_option_by_name(echo_module: str) -> Non
     with pytest.raises(DuplexError, match="vioce") as caught:
         load_adapters(config)
     assert caught.value.code is ErrorCode.BAD_CONFIG
+
+
+def test_barge_in_example_cuts_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "examples"))
+    example = importlib.import_module("barge_in")
+    model = ScriptedAdapter(ScriptedOptions(audio_ms=60_000))
+
+    async def run() -> None:
+        async with running_gateway(ServerConfig(port=0, drain_grace_s=0), [model]) as gateway:
+            await example.main(f"{gateway.ws_url}/v1/duplex")
+
+    asyncio.run(run())
+    assert re.fullmatch(r"cancelled after [1-9]\d* ms, heard: '.*'\n", capsys.readouterr().out)
+
+
+def test_readme_shows_the_barge_in_example() -> None:
+    shown = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown
+    example = (DOCS / "examples" / "barge_in.py").read_text()
+    assert shown[1] == example.replace(
+        'if __name__ == "__main__":\n    asyncio.run(main())', "asyncio.run(main())"
+    )
