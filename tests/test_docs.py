@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import re
 import sys
 import tomllib
@@ -26,6 +27,9 @@ from duplex.dialects.native_commands import COMMANDS
 from duplex.dialects.native_frames import FrameKind
 from duplex.runtime.metrics import Gauges, Metrics
 from duplex.server.run import running_gateway
+from duplex.speech import connection as speech_connection
+from duplex.speech import socket as speech_socket
+from duplex.speech.fields import SocketConfig, SpeechBody, SpeechFields
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -196,6 +200,35 @@ def test_close_codes_are_those_of_the_error_codes() -> None:
             assert ErrorCode(name).traits.close_code == int(cells[0]), name
             checked.add(name)
     assert {"unauthorized", "server_full", "slow_reader"} <= checked
+
+
+# --- speech -------------------------------------------------------------------------------------------
+
+
+def test_every_speech_option_is_documented_with_its_default() -> None:
+    table = {cells[0].strip("`"): cells[1] for cells in rows(section("speech.md", "Options"))}
+    fields = {field.name: field for field in msgspec.structs.fields(SpeechFields)}
+    assert list(table) == list(fields)
+    for name, field in fields.items():
+        if field.default is not None:
+            assert msgspec.json.decode(table[name].strip("`")) == field.default, name
+
+
+def test_fields_of_speech_bodies_and_sockets_are_documented() -> None:
+    body = set(SpeechBody.__struct_fields__) - set(SpeechFields.__struct_fields__)
+    assert body <= code_words(section("speech.md", "`POST /v1/audio/speech`"))
+    socket = set(SocketConfig.__struct_fields__) - set(SpeechFields.__struct_fields__)
+    assert socket <= code_words(section("speech.md", "`WS /v1/audio/speech/stream`"))
+
+
+def test_messages_of_the_speech_socket_are_documented() -> None:
+    source = "".join(inspect.getsource(module) for module in (speech_socket, speech_connection))
+    sent = set(re.findall(r'"type": "([a-z.]+)"', source))
+    taken = set(re.findall(r'case "([a-z.]+)":', source))
+    documented = keys(section("speech.md", "`WS /v1/audio/speech/stream`"))
+    assert len(sent) > 5
+    assert len(taken) > 3
+    assert sent | taken == {name for name in documented if "." in name or name == "error"}
 
 
 # --- examples -----------------------------------------------------------------------------------------
