@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.codecs.pcm import Samples, SampleType, join
+from duplex.codecs.pcm import Samples, SampleType, convert, join, to_float32
 from duplex.codecs.resample import MAX_RATE, MIN_RATE, Resampler
 from duplex.core.errors import DuplexError, ErrorCode
 
@@ -18,13 +18,16 @@ from duplex.core.errors import DuplexError, ErrorCode
 class DecodeLimits:
     """What one stream may cost. The first limit that a header or the audio passes ends the stream.
 
+    The defaults are for files. A decoder gives its samples away as they come, so that a live stream may have
+    limits without end (`math.inf`); what one `feed` returns is then bounded by the bytes it is given alone.
+
     `max_seconds` of audio, as declared by a header or as decoded; `max_decoded_bytes` of mono output;
     `max_input_bytes` of encoded input; `max_header_bytes` of one header, tag or packet held in memory.
     """
 
     max_seconds: float = 3600.0
-    max_decoded_bytes: int = 512 << 20
-    max_input_bytes: int = 256 << 20
+    max_decoded_bytes: float = 512 << 20
+    max_input_bytes: float = 256 << 20
     max_header_bytes: int = 1 << 20
     max_channels: int = 8
 
@@ -66,8 +69,9 @@ class MonoSink:
         self._output_rate = output_rate
         self._dtype: SampleType = dtype
         self._resampler: Resampler | None = None
-        self._ready: list[Samples] = []
-        self._bytes = 0
+        self._waiting: list[Samples] = []
+        self._most = 0.0  # native samples that the limits allow
+        self._too_long = ""
 
     def open(self, rate: int, channels: int, total: int | None = None) -> None:
         """The stream's parameters, from its header. `total` is the declared length in native samples."""
@@ -85,6 +89,18 @@ class MonoSink:
             self.native_rate = rate
             self.sample_rate = self._output_rate or rate
             self._resampler = Resampler(rate, self.sample_rate, dtype=self._dtype)
+            self._set_most(rate, self.sample_rate)
+
+    def _set_most(self, rate: int, output_rate: int) -> None:
+        width = 2 if self._dtype == "int16" else 4
+        by_time = self.limits.max_seconds * rate
+        by_size = self.limits.max_decoded_bytes / width * rate / output_rate
+        self._most = min(by_time, by_size)
+        self._too_long = (
+            f"the audio is longer than the {self.limits.max_seconds:g} s that are allowed"
+            if by_time <= by_size
+            else f"the audio decodes to more than {self.limits.max_decoded_bytes} bytes"
+        )
 
     def skip(self, samples: int) -> None:
         """Drop `samples` more at the start, as a header that came by now asks."""
@@ -104,29 +120,28 @@ class MonoSink:
         if not len(frame):
             return
         self.native_samples += len(frame)
-        assert self.native_rate is not None
-        if self.native_samples > self.limits.max_seconds * self.native_rate:
-            raise too_large(f"the audio is longer than the {self.limits.max_seconds:g} s that are allowed")
-        self._keep(self._resampler.feed(_mono(frame)))
-
-    def _keep(self, samples: Samples) -> None:
-        if not len(samples):
-            return
-        self._bytes += samples.nbytes
-        if self._bytes > self.limits.max_decoded_bytes:
-            raise too_large(f"the audio decodes to more than {self.limits.max_decoded_bytes} bytes")
-        self._ready.append(samples)
+        if self.native_samples > self._most:
+            raise too_large(self._too_long)
+        self._waiting.append(_mono(frame))
 
     def take(self) -> Samples:
         """All samples that are ready, shape (n,), n may be 0."""
-        ready, self._ready = self._ready, []
-        return join(ready, self._dtype)
+        waiting, self._waiting = self._waiting, []
+        if self._resampler is None or not waiting:
+            return convert(np.empty(0, np.int16), self._dtype)
+        # all frames of a feed are converted in one go: each step costs more than its samples do
+        if len(waiting) == 1:
+            return self._resampler.feed(waiting[0])
+        if all(part.dtype == np.int16 for part in waiting):
+            return self._resampler.feed(join(waiting, "int16"))
+        if any(part.dtype == np.int16 for part in waiting):
+            waiting = [to_float32(part) for part in waiting]
+        return self._resampler.feed(join(waiting, "float32"))
 
     def finish(self) -> Samples:
         """The rest, with the resampler's tail."""
-        if self._resampler is not None:
-            self._keep(self._resampler.flush())
-        return self.take()
+        rest = self.take()
+        return rest if self._resampler is None else join([rest, self._resampler.flush()], self._dtype)
 
 
 def _mono(frame: NDArray[Any]) -> Samples:

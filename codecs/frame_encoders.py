@@ -1,7 +1,6 @@
 """Encoders of compressed formats, on libav codecs: FLAC, MP3, AAC, Opus.
 
-Samples are gathered into whole codec frames in one reused buffer, since every call into libav costs about
-10 µs whatever its size; libav releases the GIL while it encodes.
+Samples are gathered into whole codec frames in reused buffers; libav releases the GIL while it encodes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 from av.audio.codeccontext import AudioCodecContext
 from av.audio.frame import AudioFrame
 from av.packet import Packet
+from numpy.typing import NDArray
 
 from duplex.codecs.framing import adts_header, flac_header, mp3_info_frame
 from duplex.codecs.opus_streams import OpusOggStream, OpusRawStream, OpusStream, OpusWebmStream
@@ -59,10 +59,15 @@ def _default_bit_rate(codec: str, rate: int) -> int:
     return 24_000 if rate <= 8_000 else 48_000 if rate <= 16_000 else 64_000 if rate <= 24_000 else 96_000
 
 
+_MAX_FRAMES: Final = 16
+"""Frames given to libav in one call, at most."""
+
+
 class _Frames:
     """A libav encoder that takes samples in any number and codes whole frames.
 
-    `sent` counts the samples given so far, `packets` yields libav packets.
+    All frames that one piece completes go to libav in one call: a call costs about 10 µs whatever its size.
+    None is kept back to wait for another. `sent` counts the samples coded so far.
     """
 
     def __init__(self, spec: _Spec, rate: int, bit_rate: int | None) -> None:
@@ -82,53 +87,51 @@ class _Frames:
         self._spec = spec
         self._rest = np.empty(self.frame_size, spec.dtype)
         self._filled = 0
-        self._frame, self._plane = self._new_frame(self.frame_size)
-
-    def _new_frame(self, samples: int) -> tuple[AudioFrame, Any]:
-        frame = AudioFrame(format=self._spec.format, layout="mono", samples=samples)
-        frame.sample_rate = self.context.sample_rate
-        # the plane takes any buffer, though its stub says bytes
-        return frame, frame.planes[0]
+        self._buffers: dict[int, tuple[AudioFrame, NDArray[Any]]] = {}
 
     def feed(self, samples: Samples) -> list[Packet[Any]]:
         """Packets of the frames that `samples` complete."""
         packets: list[Packet[Any]] = []
-        size, start = self.frame_size, 0
-        if self._filled:
-            start = min(size - self._filled, len(samples))
-            self._rest[self._filled : self._filled + start] = samples[:start]
-            self._filled += start
-            if self._filled < size:
-                return packets
-            packets += self._encode(self._rest)
+        size, at, count = self.frame_size, 0, len(samples)
+        while (frames := (self._filled + count - at) // size) > 0:
+            length = min(frames, _MAX_FRAMES) * size
+            frame, buffer = self._buffer(length)
+            taken = length - self._filled
+            buffer[: self._filled] = self._rest[: self._filled]
+            buffer[self._filled :] = samples[at : at + taken]
+            at += taken
             self._filled = 0
-        while start + size <= len(samples):
-            packets += self._encode(samples[start : start + size])
-            start += size
-        self._filled = len(samples) - start
-        self._rest[: self._filled] = samples[start:]
+            packets += self._encode(frame, length)
+        self._rest[self._filled : self._filled + count - at] = samples[at:]
+        self._filled += count - at
         return packets
 
     def flush(self) -> list[Packet[Any]]:
         """Packets of the last, shorter frame and of what the encoder holds back. None for no input."""
-        if self.sent + self._filled == 0:
-            return []
         packets: list[Packet[Any]] = []
         if self._filled:
-            frame, plane = self._new_frame(self._filled)
-            plane.update(self._rest[: self._filled])
-            frame.pts = self.sent
-            self.sent += self._filled
-            packets += self.context.encode(frame)
-        packets += self.context.encode(None)
+            frame, buffer = self._buffer(self._filled)
+            buffer[:] = self._rest[: self._filled]
+            packets += self._encode(frame, self._filled)
+        if self.sent:
+            packets += self.context.encode(None)
         return packets
 
-    def _encode(self, samples: Samples) -> list[Packet[Any]]:
-        # libav copies a frame that Python owns, so that one frame serves the whole stream
-        self._plane.update(samples)
-        self._frame.pts = self.sent
-        self.sent += self.frame_size
-        return self.context.encode(self._frame)
+    def _buffer(self, length: int) -> tuple[AudioFrame, NDArray[Any]]:
+        """A frame of `length` samples and the view that fills it. libav copies it, so it serves again."""
+        known = self._buffers.get(length)
+        if known is None:
+            frame = AudioFrame(format=self._spec.format, layout="mono", samples=length)
+            frame.sample_rate = self.context.sample_rate
+            plane: Any = frame.planes[0]  # a buffer, though its stub does not say so
+            known = frame, np.frombuffer(plane, self._spec.dtype)
+            self._buffers[length] = known
+        return known
+
+    def _encode(self, frame: AudioFrame, length: int) -> list[Packet[Any]]:
+        frame.pts = self.sent
+        self.sent += length
+        return self.context.encode(frame)
 
 
 class FrameEncoder:

@@ -18,15 +18,31 @@ from duplex.core.errors import DuplexError, ErrorCode
 _LAYOUTS: Final = {1: "mono", 2: "stereo", 3: "2.1", 4: "quad", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
 
 
+_TYPES: Final[dict[str, type[np.generic]]] = {
+    "s16": np.int16,
+    "flt": np.float32,
+    "s32": np.int32,
+    "u8": np.uint8,
+    "dbl": np.float64,
+}
+
+
 def frame_samples(frame: AudioFrame) -> NDArray[Any]:
-    """A frame's samples, shape (n, channels), as int16 or float32."""
-    array: NDArray[Any] = frame.to_ndarray()
-    samples = array.T if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels)
-    if samples.dtype == np.int16 or samples.dtype == np.float32:
+    """A frame's samples, shape (n,) or (n, channels), as int16 or float32."""
+    planes: tuple[Any, ...] = frame.planes  # buffers, though their stub does not say so
+    kind = _TYPES[frame.format.name.rstrip("p")]
+    count = frame.samples
+    if len(planes) > 1:
+        samples = np.stack([np.frombuffer(plane, kind, count) for plane in planes], axis=1)
+    elif (channels := frame.layout.nb_channels) == 1:
+        samples = np.frombuffer(planes[0], kind, count)
+    else:
+        samples = np.frombuffer(planes[0], kind, count * channels).reshape(-1, channels)
+    if kind is np.int16 or kind is np.float32:
         return samples
-    if samples.dtype == np.uint8:
+    if kind is np.uint8:
         return (samples.astype(np.int16) - 128) << 8
-    scale = {np.dtype(np.int32): 2.0**-31, np.dtype(np.float64): 1.0}[samples.dtype]
+    scale = 2.0**-31 if kind is np.int32 else 1.0
     return (samples * scale).astype(np.float32)
 
 
@@ -49,6 +65,7 @@ class PacketDecoder:
     ) -> None:
         self._sink = sink
         self._what = what
+        self._shape: tuple[int, int] | None = None
         try:
             self.context = cast(AudioCodecContext, AudioCodecContext.create(codec, "r"))
             if config is not None:
@@ -80,5 +97,9 @@ class PacketDecoder:
         except av.error.FFmpegError as error:
             raise invalid(f"the {self._what} data is damaged") from error
         for frame in frames:
-            self._sink.open(frame.sample_rate, frame.layout.nb_channels)
-            self._sink.add(frame_samples(frame), discard=discard)
+            samples = frame_samples(frame)
+            shape = frame.sample_rate, samples.shape[1] if samples.ndim > 1 else 1
+            if shape != self._shape:
+                self._sink.open(*shape)
+                self._shape = shape
+            self._sink.add(samples, discard=discard)

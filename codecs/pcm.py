@@ -55,7 +55,8 @@ def to_int16(samples: Samples) -> NDArray[np.int16]:
 def quantize(samples: NDArray[np.float32]) -> NDArray[np.int16]:
     """`to_int16` for finite floats that were checked before."""
     # clipped before scaling: a float near the type's limit would overflow to infinity with a warning
-    scaled = np.clip(samples, -1.0, 1.0)
+    scaled = np.minimum(samples, 1.0)
+    np.maximum(scaled, -1.0, out=scaled)
     scaled *= FULL_SCALE
     np.rint(scaled, out=scaled)
     np.minimum(scaled, _INT16_MAX, out=scaled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 import wave
 from io import BytesIO
 
@@ -134,6 +135,33 @@ def test_no_audio_is_no_samples_or_no_stream(form):
     if form.decoder in ("mp3", "aac", "webm"):
         return  # nothing, or a header alone, which no decoder takes for a stream
     assert len(decode(opener(form, encoder, 0), data)) == 0
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form.codec != "mp3"], ids=form_id)
+def test_a_long_stream_keeps_memory_flat_and_the_sample_clock_exact(form):
+    """Three minutes through encoder and decoder at once; nothing may pile up in either."""
+    second = voice(24_000)
+    encoder = open_encoder(form.codec, input_rate=24_000, output_rate=16_000, container=form.container)
+    decoder = opener(form, encoder, None)
+    samples = 0
+
+    def run(seconds: int) -> int:
+        return sum(len(decoder.feed(encoder.feed(second))) for _ in range(seconds))
+
+    samples += run(20)
+    tracemalloc.start()
+    try:
+        samples += run(20)
+        before = tracemalloc.get_traced_memory()[0]
+        samples += run(140)
+        after = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    samples += len(decoder.feed(encoder.flush())) + len(decoder.flush())
+    assert after - before < 100_000
+    untold = encoder.padding_samples if form.decoder in ("aac", "opus_raw") else 0
+    scale = 3 if form.codec == "opus" else 1
+    assert samples == (180 * 16_000 + untold) * scale
 
 
 # --- what libav, libsndfile and the standard library make of our streams --------------------------------
