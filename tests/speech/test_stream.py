@@ -41,10 +41,11 @@ class Voice:
         return message
 
     async def closed(self) -> tuple[int, str]:
-        with pytest.raises(ConnectionClosed) as closed:
+        try:
             while True:
                 await self.next()
-        frame = closed.value.rcvd
+        except ConnectionClosed as closed:
+            frame = closed.rcvd
         assert frame is not None, "the connection was lost without a close frame"
         return frame.code, frame.reason
 
