@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Any
 
 from duplex.adapters.base import AdapterSession
 from duplex.config import ServerConfig
-from duplex.core.commands import Append, CancelResponse, Command, Commit, CreateResponse, UpdateSession
+from duplex.core.commands import CancelResponse, Command, PlaybackAck
 from duplex.core.effects import (
     AbortResponse,
     AppendInput,
@@ -37,9 +37,7 @@ from duplex.core.events import (
     Event,
     ResponseAudio,
     ResponseCancelled,
-    ResponseCreated,
     ResponseFailed,
-    ResponseText,
 )
 from duplex.core.session import Session
 from duplex.core.types import (
@@ -65,11 +63,6 @@ from duplex.runtime.socket import Socket
 from duplex.runtime.tasks import Tasks, bounded
 
 log = logging.getLogger("duplex.session")
-
-MAX_HELD = 256
-"""Commands that may wait for a change of settings."""
-MAX_PARKED = 64
-"""Events that wait for a client to come back."""
 
 
 class Connection:
@@ -133,10 +126,6 @@ class SessionRunner:
         self._releasing = False
         """`ReleaseSlot` is being carried out: the effects behind it wait."""
         self._release = asyncio.Event()
-        self._updates = 0
-        self._held: deque[Command] = deque()
-        self._parked: deque[Event] = deque(maxlen=MAX_PARKED)
-        self._when_attached: list[Callable[[], None]] = []
         self._cancelled_at: float | None = None
         self._started_at: float | None = None
         self._first_audio = False
@@ -173,7 +162,8 @@ class SessionRunner:
     def open(self, socket: Socket, dialect: Dialect) -> Connection:
         """The first socket. Tells the client that the session is there."""
         connection = self._connect(socket, dialect)
-        self._apply(self.session.opened(self._clock.now(), resume_token=self._lease.resume_token))
+        token = self._lease.resume_token if self._config.resume_grace_s > 0 else None
+        self._apply(self.session.opened(self._clock.now(), resume_token=token))
         return connection
 
     def take_over(self, socket: Socket, dialect: Dialect) -> Connection:
@@ -188,13 +178,7 @@ class SessionRunner:
         self._metrics.resumed += 1
         connection = self._connect(socket, dialect)
         self.detached_since = None
-        parked, self._parked = self._parked, deque(maxlen=MAX_PARKED)
-        waiting, self._when_attached = self._when_attached, []
         self._apply(self.session.attach(self._clock.now(), resume_token=self._lease.resume_token))
-        for event in parked:
-            self._send(event)
-        for call in waiting:
-            call()
         return connection
 
     def detach(self, connection: Connection) -> None:
@@ -204,7 +188,6 @@ class SessionRunner:
             return
         self.connection = None
         self.detached_since = self._clock.now()
-        self._held.clear()
         self._apply(self.session.detach(self.detached_since))
 
     def evict(self) -> None:
@@ -213,7 +196,6 @@ class SessionRunner:
 
     def drain(self, grace_s: float) -> None:
         """The server is going away."""
-        self.session.closing_code = (1012, "server draining")
         self._apply(self.session.drain(grace_s, self._clock.now()))
 
     def end(self, code: int, reason: str, error: DuplexError | None = None) -> None:
@@ -269,29 +251,15 @@ class SessionRunner:
             self._apply(self.session.reject(error, self._clock.now()))
 
     def _take(self, command: Command, now: float) -> None:
-        if self._updates or self._held:
-            # what comes behind a change of settings must find them changed; a cancel must not wait
-            if isinstance(command, Append | Commit | CreateResponse | UpdateSession):
-                if len(self._held) >= MAX_HELD:
-                    error = DuplexError(
-                        ErrorCode.INPUT_OVERFLOW,
-                        "too much input while the settings are being changed",
-                        event_id=command.event_id,
-                    )
-                    self._apply(self.session.fail(error, now))
-                else:
-                    self._held.append(command)
-                return
-            if isinstance(command, CancelResponse):
-                self._held = deque(c for c in self._held if not isinstance(c, CreateResponse))
         if isinstance(command, CancelResponse):
             self._cancelled_at = now
         self._apply(self.session.feed(command, now), command.event_id)
+        if isinstance(command, PlaybackAck):
+            self._playback_changed()
 
-    def _release_held(self) -> None:
-        while self._held and not self._updates:
-            command = self._held.popleft()
-            self._apply(self.session.feed(command, self._clock.now()), command.event_id)
+    def _playback_changed(self) -> None:
+        if self.connection is not None:
+            self.connection.queue.release_held()
 
     # --- effects ------------------------------------------------------------------------------------
 
@@ -336,7 +304,6 @@ class SessionRunner:
             case CommitInput():
                 self._calls.put(partial(self._call_commit, effect.event_id))
             case UpdateAdapter():
-                self._updates += 1
                 self._calls.put(partial(self._call_update, effect))
             case FinishInput():
                 self._calls.put(self._call_finish)
@@ -351,9 +318,7 @@ class SessionRunner:
     def _send(self, event: Event) -> None:
         connection = self.connection
         if connection is None:
-            if not isinstance(event, ResponseAudio | ResponseText | ResponseCreated):
-                self._parked.append(event)
-            return
+            return  # it vanished while the session was being ended
         connection.queue.put(event)
         if isinstance(event, ResponseAudio):
             return
@@ -413,28 +378,17 @@ class SessionRunner:
         error = await self._guarded(commit(), "ending the turn")
         if error is not None:
             error.event_id = error.event_id or event_id
-            self._apply(self.session.fail(error, self._clock.now()))
-            return
-
-        def answer() -> None:
-            self._apply(self.session.committed(has_input, self._clock.now(), event_id=event_id))
-
-        if self.session.attached:
-            answer()
-        else:  # nobody would hear it now
-            self._when_attached.append(answer)
+        now = self._clock.now()
+        self._apply(self.session.committed(has_input, now, event_id=event_id, error=error))
 
     async def _call_update(self, effect: UpdateAdapter) -> None:
         error = await self._guarded(self._adapter.update(effect.settings), "changing its settings")
-        self._updates -= 1
         now = self._clock.now()
         if error is None:
             self._apply(self.session.settings_applied(effect.settings, now, event_id=effect.event_id))
-            if self.connection is not None:
-                self.connection.queue.release_held()
+            self._playback_changed()
         else:
             self._apply(self.session.settings_refused(error, now, event_id=effect.event_id))
-        self._release_held()
 
     async def _call_finish(self) -> None:
         error = await self._guarded(self._adapter.finish(), "finishing")
