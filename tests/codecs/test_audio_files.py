@@ -208,6 +208,15 @@ def test_ogg_joined_in_the_middle_waits_for_the_next_stream():
             assert np.array_equal(decode(open_decoder("ogg"), first[start:] + second, sizes), expected)
 
 
+@pytest.mark.parametrize("form", [FORMS[4], FORMS[5]], ids=["mp3", "aac"])
+def test_self_framed_streams_may_be_joined_anywhere(form):
+    data = encode(voice(48_000), form, rate=24_000)[1]
+    for start in (1001, 3333):
+        whole = decode(open_decoder(form.decoder), data[start:])
+        assert np.array_equal(whole, decode(open_decoder(form.decoder), data[start:], (1, 90)))
+        assert 30_000 < len(whole) < 50_000
+
+
 @pytest.mark.parametrize("lacing", [1, 2, 3])
 def test_laced_matroska_blocks(lacing):
     from duplex.codecs.webm_decoder import _laced
