@@ -227,9 +227,10 @@ class AsyncDuplexClient(Requests):
         if self._closing:
             raise SessionClosed("the client is closing")
         limit = self.session.limits.get("max_message_bytes")
-        if limit is not None and len(frame) > limit:
+        size = len(frame) if isinstance(frame, bytes) or frame.isascii() else len(frame.encode())
+        if limit is not None and size > limit:
             raise RequestRefused(
-                f"the message has {len(frame)} bytes, the server takes {limit:g}",
+                f"the message has {size} bytes, the server takes {limit:.0f}",
                 code=ErrorCode.MESSAGE_TOO_LARGE,
             )
         await self._write(frame)

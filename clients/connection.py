@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -13,6 +13,10 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMes
 from duplex.clients.errors import ConnectionLost, SessionOver, handshake_refused, session_over
 from duplex.clients.events import SessionCreated
 from duplex.clients.protocol import ClientProtocol
+
+
+CLOSE_TIMEOUT_S: Final = 1.0
+"""For the closing handshake. A session that was closed gracefully has ended before it begins."""
 
 
 async def open_connection(
@@ -38,6 +42,7 @@ async def open_connection(
                 compression=None,
                 max_size=None,
                 open_timeout=None,
+                close_timeout=CLOSE_TIMEOUT_S,
             )
             try:
                 return socket, await _session_created(socket, protocol)
