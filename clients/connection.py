@@ -14,7 +14,6 @@ from duplex.clients.errors import ConnectionLost, SessionOver, handshake_refused
 from duplex.clients.events import SessionCreated
 from duplex.clients.protocol import ClientProtocol
 
-
 CLOSE_TIMEOUT_S: Final = 1.0
 """For the closing handshake. A session that was closed gracefully has ended before it begins."""
 

@@ -72,27 +72,31 @@ def decodes_or_names_the_fault(frame, **query):
     assert fault is None or 0 < len(fault.message) < 2000
 
 
-@settings(max_examples=400)
+@settings(max_examples=200, deadline=None)
 @given(messages)
 def test_near_misses(message):
     decodes_or_names_the_fault(json.dumps(message))
 
 
+@settings(deadline=None)
 @given(trees)
 def test_any_json(value):
     decodes_or_names_the_fault(json.dumps(value))
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text(text):
     decodes_or_names_the_fault(text)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["json", "binary"]))
 def test_any_bytes(data, frames):
     decodes_or_names_the_fault(data, frames=frames)
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(FrameKind),
     st.binary(max_size=100)
@@ -112,6 +116,7 @@ def _packs(value):
     return True
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from(["frames", "ext", "sample_rate", "voice", "codec", "model"]), st.text())
 )
@@ -135,6 +140,7 @@ def _append(message, **query):
     return command.window
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=1), st.integers(8000, 48000))
 def test_audio_is_the_same_by_either_way(pcm, rate):
     data = {"audio_base64": base64.b64encode(pcm).decode(), "sample_rate": rate}
@@ -151,6 +157,7 @@ plain = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.text(max_size=8), plain, min_size=1, max_size=5),
     st.text(min_size=1, max_size=20),
@@ -163,6 +170,7 @@ def test_codec_windows_are_the_same_by_either_way(codec, kind, pts):
     assert as_json == _append(frame, frames="binary") == t.CodecWindow(kind=kind, codec=codec, pts_ms=pts)
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1))
 def test_text_arrives_as_it_was(text):
     try:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.core.errors import DuplexError, ErrorCode
@@ -24,11 +24,13 @@ def refused(text: str | bytes) -> str:
     return caught.value.message
 
 
+@settings(deadline=None)
 @given(json_values, st.booleans())
 def test_reads_what_json_says(value, ascii_only):
     assert parse(json.dumps(value, ensure_ascii=ascii_only)) == value
 
 
+@settings(deadline=None)
 @given(st.text() | st.binary())
 def test_anything_else_is_refused_by_name(junk):
     try:
