@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from duplex.adapters.embedded.word_times import SpokenWord, TimedModel, align, phoneme_words, words_of
+from duplex.adapters.speech import WordTime
 from duplex.adapters.text import has_words, split
 from duplex.core.errors import DuplexError, ErrorCode
 
@@ -47,6 +49,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     samples: NDArray[np.float32]
     truncated: bool = False
     """The sound was cut at the length that the text can have."""
+    words: tuple[WordTime, ...] | None = None
+    """When each word is said, from the piece's start; None when it was not asked for."""
 
     @property
     def duration_ms(self) -> float:
@@ -60,6 +64,7 @@ class Speech:
         self._default = voice
         self._threads = threads
         self._voices: dict[str, Hibari] = {}
+        self._timed: dict[str, TimedModel] = {}
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -75,6 +80,7 @@ class Speech:
     def stop(self) -> None:
         """Unload."""
         self._voices.clear()
+        self._timed.clear()
 
     @property
     def default_voice(self) -> str:
@@ -93,6 +99,13 @@ class Speech:
             found.append(name)
         return tuple(found)
 
+    @staticmethod
+    def describe(name: str) -> str:
+        """A voice in words, such as "American English, female"."""
+        facts = _hibari_voices().VOICES.get(name, {})
+        accent, gender = facts.get("accent", ""), facts.get("gender", "")
+        return f"{accent} English, {gender}" if accent else ""
+
     def check(self, *, voice: str | None = None, speed: float = 1.0, text: str | None = None) -> None:
         """Refuse what cannot be spoken, before any work: `DuplexError(INVALID_VALUE)` with its `param`."""
         if voice is not None and voice not in (installed := self.installed_voices()):
@@ -110,7 +123,9 @@ class Speech:
                 ErrorCode.INVALID_VALUE, f"the text is longer than {MAX_TEXT} characters", param="text"
             )
 
-    def speak(self, text: str, *, voice: str | None = None, speed: float = 1.0) -> Iterator[Piece]:
+    def speak(
+        self, text: str, *, voice: str | None = None, speed: float = 1.0, timed: bool = False
+    ) -> Iterator[Piece]:
         """The sound of a text, sentence by sentence; long sentences in clauses. Each step blocks for one.
 
         Text that has no words for this voice gives pieces without samples.
@@ -118,12 +133,30 @@ class Speech:
         self.check(voice=voice, speed=speed, text=text)
         for sentence in split(text, "sentence"):
             for part in cut(sentence):
-                yield self.say(part, voice=voice, speed=speed)
+                yield self.say(part, voice=voice, speed=speed, timed=timed)
 
-    def say(self, text: str, *, voice: str | None = None, speed: float = 1.0) -> Piece:
-        """The sound of one sentence or clause, in one step. See `cut` for what is a fit length."""
-        samples, truncated = self._synthesise(self._voice(voice), text, speed)
-        return Piece(text=text, samples=samples, truncated=truncated)
+    def say(
+        self,
+        text: str,
+        *,
+        voice: str | None = None,
+        speed: float = 1.0,
+        seed: int = 0,
+        timed: bool = False,
+    ) -> Piece:
+        """The sound of one sentence or clause, in one step, with its words' times if `timed`.
+
+        See `cut` for what is a fit length. `seed` is of the noise in the sound: the same gives the same samples.
+        """
+        name = voice or self._default
+        hibari = self._voice(voice)
+        if not timed:
+            samples, truncated = self._synthesise(hibari, text, speed, seed=seed)
+            return Piece(text=text, samples=samples, truncated=truncated)
+        spoken: list[SpokenWord] = []
+        samples, truncated = self._synthesise(hibari, text, speed, self._timed_model(name, hibari), spoken)
+        words = align(words_of(text), spoken, lambda word: _read(hibari, word))
+        return Piece(text=text, samples=samples, truncated=truncated, words=words)
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -144,17 +177,41 @@ class Speech:
                 voice = self._voices[name] = Hibari(voice=name, threads=self._threads)
             return voice
 
-    def _synthesise(self, voice: Any, text: str, speed: float) -> tuple[NDArray[np.float32], bool]:
-        parts = []
+    def _timed_model(self, name: str, voice: Hibari) -> TimedModel:
+        with self._lock:
+            if name not in self._timed:
+                self._timed[name] = TimedModel(voice.model_path, self._threads)
+            return self._timed[name]
+
+    def _synthesise(
+        self,
+        voice: Any,
+        text: str,
+        speed: float,
+        timed: TimedModel | None = None,
+        spoken: list[SpokenWord] | None = None,
+        *,
+        seed: int = 0,
+    ) -> tuple[NDArray[np.float32], bool]:
+        """The sound of a text, and whether it was cut; with `timed`, its words are added to `spoken`."""
+        parts: list[NDArray[np.float32]] = []
         truncated = False
         sentences = _phonemes(voice, speakable(text))
         for phonemes in (step for sentence in sentences for step in _steps(sentence)):
             if not has_words(phonemes):
                 continue
-            samples = voice.from_phonemes(phonemes, speed, seed=0)
+            if timed is None:
+                samples, found = voice.from_phonemes(phonemes, speed, seed=seed), []
+            else:
+                samples, found = timed(voice, phonemes, speed)
             cap = int(SAMPLE_RATE * (_SHORTEST_CAP_S + len(phonemes) * _SECONDS_PER_PHONEME) / speed)
             truncated = truncated or len(samples) > cap
-            parts.append(trim(samples[:cap]))
+            samples = samples[:cap]
+            if spoken is not None:
+                start, end = sound_bounds(samples)
+                before_ms = sum(map(len, parts)) / SAMPLE_RATE * 1000
+                spoken += _placed(found, start / SAMPLE_RATE * 1000, end / SAMPLE_RATE * 1000, before_ms)
+            parts.append(trim(samples))
         if not parts:
             return np.zeros(0, np.float32), False
         return np.concatenate(parts), truncated
@@ -181,20 +238,46 @@ def trim(samples: NDArray[np.float32]) -> NDArray[np.float32]:
     The onset is found in the sound itself: the first 5 ms within 40 dB of the loudest. A pad before it keeps
     soft consonants, and short fades keep the cuts from clicking.
     """
-    frames = len(samples) // _FRAME
-    if frames < 4:
+    if len(samples) < 4 * _FRAME:
         return samples
-    energy = np.square(samples[: frames * _FRAME]).reshape(frames, _FRAME).mean(axis=1)
-    loud = np.flatnonzero(energy >= energy.max() * 10 ** (_ONSET_DB / 10))
-    pad = SAMPLE_RATE * _ONSET_PAD_MS // 1000
-    start = max(0, int(loud[0]) * _FRAME - pad)
-    end = min(len(samples), (int(loud[-1]) + 1) * _FRAME + SAMPLE_RATE * _TAIL_MS // 1000)
+    start, end = sound_bounds(samples)
     kept = samples[start:end].copy()
     fade = min(SAMPLE_RATE * _FADE_MS // 1000, len(kept) // 2)
     ramp = np.linspace(0.0, 1.0, fade, dtype=np.float32)
     kept[:fade] *= ramp
     kept[len(kept) - fade :] *= ramp[::-1]
     return kept
+
+
+def sound_bounds(samples: NDArray[np.float32]) -> tuple[int, int]:
+    """First and last sample that `trim` keeps."""
+    frames = len(samples) // _FRAME
+    if frames < 4:
+        return 0, len(samples)
+    energy = np.square(samples[: frames * _FRAME]).reshape(frames, _FRAME).mean(axis=1)
+    loud = np.flatnonzero(energy >= energy.max() * 10 ** (_ONSET_DB / 10))
+    pad = SAMPLE_RATE * _ONSET_PAD_MS // 1000
+    start = max(0, int(loud[0]) * _FRAME - pad)
+    end = min(len(samples), (int(loud[-1]) + 1) * _FRAME + SAMPLE_RATE * _TAIL_MS // 1000)
+    return start, end
+
+
+def _placed(
+    words: list[SpokenWord], start_ms: float, end_ms: float, before_ms: float
+) -> Iterator[SpokenWord]:
+    """Words of a sound of which only `start_ms` to `end_ms` is kept, behind `before_ms` of other sound."""
+    for word in words:
+        if word.start_ms < end_ms:
+            yield SpokenWord(
+                phonemes=word.phonemes,
+                start_ms=before_ms + max(0.0, word.start_ms - start_ms),
+                end_ms=before_ms + max(0.0, min(word.end_ms, end_ms) - start_ms),
+            )
+
+
+def _read(voice: Any, word: str) -> list[str]:
+    """How the voice reads one word by itself."""
+    return [part for phonemes in _phonemes(voice, speakable(word)) for part in phoneme_words(phonemes)]
 
 
 _LINK = re.compile(r"!?\[([^\]\n]*)\]\([^)\n]*\)")
@@ -251,9 +334,9 @@ def _steps(phonemes: str) -> Iterator[str]:
 def _hibari_voices() -> Any:
     try:
         from hibari import voices
-    except ImportError:
+    except ImportError as error:
         raise DuplexError(
             ErrorCode.BAD_CONFIG,
             "the embedded voice needs the hibari-tts package: pip install 'duplex-gateway[embedded]'",
-        ) from None
+        ) from error
     return voices
