@@ -106,9 +106,12 @@ class Recogniser:
             logits = outputs[0][0, -1]
             last = int(logits.argmax())
             probabilities.append(float(1 / np.exp(logits - logits[last]).sum()))
-            if last == _END or _loops(tokens):
+            if last == _END:
                 break
             tokens.append(last)
+            if (repeated := _loop(tokens)) > 0:
+                del tokens[-repeated:]
+                break
             for name, value in zip(self._outputs[1:], outputs[1:], strict=True):
                 name = name.replace("present", "past_key_values")
                 if step == 0 or "encoder" not in name:  # the encoder's part does not change
@@ -191,14 +194,14 @@ class TurnAudio:
         return start + int(np.argmin(energy))
 
 
-def _loops(tokens: list[int]) -> bool:
-    """True when the end of `tokens` is one phrase again and again: the decoder is stuck."""
+def _loop(tokens: list[int]) -> int:
+    """How many tokens at the end only repeat the phrase before them, when the decoder is stuck; else 0."""
     for period in range(1, 9):
         repeats = max(4, 12 // period)
         tail = tokens[-period * repeats :]
         if len(tail) == period * repeats and tail == tail[:period] * repeats:
-            return True
-    return False
+            return period * (repeats - 1)
+    return 0
 
 
 def _weights() -> Path:

@@ -10,7 +10,7 @@ from duplex.adapters.embedded.asr import (
     MAX_SEGMENT_MS,
     Recogniser,
     TurnAudio,
-    _loops,
+    _loop,
     _read_vocabulary,
 )
 from duplex.core.errors import DuplexError, ErrorCode
@@ -85,10 +85,10 @@ def test_long_silence_is_let_go_and_comes_out_empty() -> None:
 
 
 def test_a_stuck_decoder_is_noticed() -> None:
-    assert _loops([5, 6, 7, 8] + [1, 2, 3] * 4)
-    assert _loops([9] * 12)
-    assert not _loops([9] * 8)  # "no no no no …" may be said
-    assert not _loops(list(range(60)))
+    assert _loop([5, 6, 7, 8] + [1, 2, 3] * 4) == 9
+    assert _loop([9] * 12) == 11
+    assert _loop([9] * 8) == 0  # "no no no no …" may be said
+    assert _loop(list(range(60))) == 0
 
 
 def test_vocabulary_lengths_of_one_and_two_bytes() -> None:

@@ -1,0 +1,53 @@
+"""Where the embedded voice gets its words from: a chat endpoint, a small local model, or its own skills."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+import msgspec
+
+from duplex.core.types import HistoryItem
+
+DEFAULT_INSTRUCTIONS = (
+    "You are a voice assistant. What you write is read aloud: answer in one to three short sentences of "
+    "plain spoken English, without lists, markup or emoji. The user's words come from speech recognition "
+    "and may hold small errors."
+)
+
+
+class ReplyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn to answer. `history` ends with what the user said last; the assistant's items hold only what was
+    heard."""
+
+    history: tuple[HistoryItem, ...] = ()
+    instructions: str = ""
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What the user said since the assistant was last heard, oldest first."""
+        said: list[str] = []
+        for item in reversed(self.history):
+            if item.role != "user":
+                break
+            said.append(item.text)
+        return tuple(reversed(said))
+
+    @property
+    def last_answer(self) -> HistoryItem | None:
+        """What was last heard of the assistant."""
+        return next((item for item in reversed(self.history) if item.role == "assistant"), None)
+
+
+class Replies(Protocol):
+    """A source of replies, shared by all sessions."""
+
+    async def start(self) -> None:
+        """Load. Raises `DuplexError` with words that say what is missing."""
+        ...
+
+    async def stop(self) -> None: ...
+
+    def reply(self, request: ReplyRequest) -> AsyncGenerator[str, None]:
+        """The answer in pieces, as it is written. Closing the iterator stops the writing."""
+        ...
