@@ -253,7 +253,8 @@ class Gateway:
 
         def close(task: asyncio.Task[AdapterSession]) -> None:
             if not task.cancelled() and task.exception() is None:
-                closing = asyncio.get_running_loop().create_task(task.result().close())
+                name = f"closing what opened too late: {task.get_name()}"
+                closing = asyncio.get_running_loop().create_task(task.result().close(), name=name)
                 give_up(closing, self.stray)
 
         if not task.done():

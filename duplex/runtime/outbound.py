@@ -30,7 +30,8 @@ MAX_HYSTERESIS_MS = 100.0
 
 
 class OutboundLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one connection's queue."""
+    """Bounds of one connection's queue. Responses stop at half of `max_bytes`: the rest is for what cannot
+    wait for them, the answers to the client's own messages."""
 
     max_bytes: int = 4 * 1024 * 1024
     max_audio_s: float = 8.0
@@ -122,7 +123,7 @@ class OutboundQueue:
         limits = self._limits
         return (
             self._audio_ms >= limits.max_audio_s * 1000 * fraction
-            or self._urgent_bytes + self._audio_bytes >= limits.max_bytes * fraction
+            or self._urgent_bytes + self._audio_bytes >= limits.max_bytes * fraction / 2
         )
 
     # --- putting and purging ------------------------------------------------------------------------
@@ -147,7 +148,7 @@ class OutboundQueue:
             return
         self._urgent.append(event)
         self._urgent_bytes += _cost(event)
-        if self._urgent_bytes > self._limits.max_bytes:
+        if self._urgent_bytes > self._limits.max_bytes and type(event) is not ResponseText:
             self._listener.too_slow(f"more than {self._limits.max_bytes} bytes of events are unread")
 
     def purge(self, response_id: str) -> None:

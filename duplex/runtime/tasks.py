@@ -70,5 +70,11 @@ async def bounded(
 
 def give_up(task: asyncio.Task[Any], stray: set[asyncio.Task[Any]]) -> None:
     """Keep a task that does not stop, so that it is known and not collected while it runs."""
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        stray.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", task.get_name(), exc_info=error)
+
     stray.add(task)
-    task.add_done_callback(stray.discard)
+    task.add_done_callback(ended)

@@ -1,0 +1,147 @@
+"""30: 10,000 random connects, cancels and vanishing clients leave 0 slots, tasks and file descriptors behind.
+
+`SOAK_CLIENTS=10000` runs the full number (about a minute); the default is a part of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import random
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+from gateway_peer import tone, until
+from websockets.client import ClientProtocol
+from websockets.frames import Opcode
+from websockets.uri import parse_uri
+
+from duplex.adapters.scripted import ScriptedAdapter, ScriptedSession
+from duplex.core.types import Delta, OpenSession, TextDelta, Turn
+
+CLIENTS = int(os.environ.get("SOAK_CLIENTS", "600"))
+AT_ONCE = 40
+
+MESSAGES = (
+    '{"type":"input.append","modality":"text","data":"hello"}',
+    '{"type":"input.append","modality":"audio","data":"AAAAAAAA"}',
+    '{"type":"input.commit"}',
+    '{"type":"response.create"}',
+    '{"type":"response.create"}',
+    '{"type":"response.cancel"}',
+    '{"type":"session.update","session":{"voice":"anna"}}',
+    '{"type":"playback.ack","cursor":10}',
+    '{"type":"close"}',
+    "rubbish",
+)
+
+
+class RandomAdapter(ScriptedAdapter):
+    """Quick, slow, failing and reluctant by turns, from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        super().__init__(
+            respond=self._answer,
+            on_open=self._open,
+            on_append=self._take,
+            on_commit=self._take,
+            on_update=self._take,
+            on_close=self._take,
+        )
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self.random.choice((0, 0, 0, 0.001, 0.01)))
+
+    async def _open(self, request: OpenSession) -> None:
+        await self._pause()
+        if self.random.random() < 0.03:
+            raise RuntimeError("cannot open")
+
+    async def _take(self, session: ScriptedSession, *arguments: object) -> None:
+        await self._pause()
+        if self.random.random() < 0.03:
+            raise RuntimeError("cannot take it")
+
+    async def _answer(self, session: ScriptedSession, turn: Turn) -> AsyncIterator[Delta]:
+        yield TextDelta(text="well")
+        try:
+            for _ in range(self.random.randrange(50)):
+                await self._pause()
+                yield tone(self.random.choice((20, 80)))
+            if self.random.random() < 0.05:
+                raise RuntimeError("cannot go on")
+        finally:
+            await self._pause()
+
+
+async def client(url: str, dice: random.Random, tickets: list[str]) -> None:
+    """One client with a random life and a random end, over a bare socket: cheap, and free to misbehave."""
+    query = f"resume={tickets.pop()}" if tickets and dice.random() < 0.2 else ""
+    uri = parse_uri(f"{url}/v1/duplex?{query}")
+    protocol = ClientProtocol(uri)
+    where = urlsplit(url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    try:
+        if dice.random() < 0.02:
+            return  # it never said a word
+        protocol.send_request(protocol.connect())
+        writer.writelines(protocol.data_to_send())
+        if dice.random() < 0.05:
+            return  # it left during the handshake
+        for _ in range(dice.randrange(1, 8)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(dice.choice((0.0, 0.005, 0.05))):
+                    protocol.receive_data(await reader.read(65536))
+            for event in protocol.events_received():
+                if getattr(event, "opcode", None) is Opcode.TEXT and b"resume_token" in event.data:
+                    tickets.append(event.data.decode().partition('"resume_token":"')[2].partition('"')[0])
+            if protocol.state.name == "OPEN":
+                protocol.send_text(dice.choice(MESSAGES).encode())
+            writer.writelines(protocol.data_to_send())
+        if dice.random() < 0.3 and protocol.state.name == "OPEN":
+            protocol.send_close(1000)
+            writer.writelines(protocol.data_to_send())
+    except (ConnectionError, EOFError):
+        pass
+    finally:
+        if dice.random() < 0.5:
+            raw = writer.get_extra_info("socket")
+            raw.setsockopt(1, 13, struct.pack("ii", 1, 0))  # SO_LINGER 0: a reset, not a FIN
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def test_random_clients_leave_nothing_behind(start_gateway: Any) -> None:
+    dice = random.Random(2718)
+    adapter = RandomAdapter(3141)
+    gateway = await start_gateway(
+        adapter, max_sessions=30, resume_grace_s=0.5, close_grace_s=0.2, abort_timeout_s=2.0
+    )
+    runtime = gateway.runtime
+    process = psutil.Process()
+    tasks_before = len(asyncio.all_tasks())
+    files_before = process.num_fds()
+    tickets: list[str] = []
+
+    async def clients(number: int) -> None:
+        for _ in range(number):
+            await client(gateway.ws_url, dice, tickets)
+
+    async with asyncio.timeout(30 + CLIENTS / 50):
+        await asyncio.gather(*(clients(CLIENTS // AT_ONCE) for _ in range(AT_ONCE)))
+        await until(lambda: len(runtime.leases) == 0 and not runtime.runners)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks_before)
+        gc.collect()
+        await until(lambda: process.num_fds() <= files_before)
+
+    assert not adapter.open_sessions
+    assert adapter.opened == adapter.closed > CLIENTS / 10
+    assert not runtime.stray
+    assert runtime.metrics.resumed > 0

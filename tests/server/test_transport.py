@@ -1,0 +1,141 @@
+"""Peers that do not read, do not answer, or are not there any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from gateway_peer import Peer, forever, tone, until
+
+from duplex.adapters.scripted import ScriptedAdapter, ScriptedSession
+from duplex.core.types import Delta, TextDelta, Turn
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds that a peer is given to read its last events and to answer a close frame."""
+    monkeypatch.setattr("duplex.runtime.outbound.FLUSH_S", 0.05)
+    monkeypatch.setattr("duplex.server.websocket.LINGER_S", 0.05)
+
+
+async def loud(session: ScriptedSession, turn: Turn) -> AsyncIterator[Delta]:
+    while True:
+        yield tone(200, turn.index)
+        await asyncio.sleep(0)
+
+
+async def wordy(session: ScriptedSession, turn: Turn) -> AsyncIterator[Delta]:
+    while True:
+        yield TextDelta(text="x" * 1024)
+
+
+async def test_slow_reader_loses_its_session_by_name_and_others_do_not_notice(start_gateway: Any) -> None:
+    """29: one slow reader let memory grow and the others stall."""
+    gateway = await start_gateway(
+        ScriptedAdapter(respond=loud), slow_reader_timeout_s=0.1, max_queue_bytes=512 * 1024
+    )
+    slow = await Peer.connect(gateway, session_id="slow", receive_buffer=4096, max_run_ahead_ms="0")
+    (runner,) = gateway.runtime.runners
+    connection = runner.connection
+    assert connection is not None
+    other = await Peer.connect(gateway)
+    await slow.send("response.create")
+    await slow.expect("response.created")
+    slow.vanish()
+    await until(lambda: connection.queue.full)
+    assert connection.queue.bytes <= 256 * 1024 + 2 * 9600
+    await other.send("response.create")
+    await other.expect("response.delta", modality="audio")
+    await until(lambda: len(gateway.runtime.leases) == 1)
+    # it can still learn why, if it reads in time
+    slow.ws.transport.resume_reading()
+    assert await slow.until_closed() == (4408, "slow_reader")
+    assert slow.log[-1]["code"] == "slow_reader"
+    await other.send("response.cancel")
+    await other.expect("response.cancelled", response_index=1)
+
+
+async def test_reader_that_never_reads_again_is_cut_off(start_gateway: Any, short_patience: None) -> None:
+    gateway = await start_gateway(ScriptedAdapter(respond=loud), slow_reader_timeout_s=0.05)
+    slow = await Peer.connect(gateway, receive_buffer=4096, max_run_ahead_ms="0")
+    (runner,) = gateway.runtime.runners
+    socket = runner.connection.socket
+    await slow.send("response.create")
+    slow.vanish()
+    await until(lambda: len(gateway.runtime.leases) == 0)
+    await until(lambda: socket.disconnected)
+
+
+async def test_flood_of_events_to_a_reader_that_does_not_read_is_bounded(start_gateway: Any) -> None:
+    gateway = await start_gateway(ScriptedAdapter(respond=wordy), max_queue_bytes=64 * 1024)
+    slow = await Peer.connect(gateway, receive_buffer=4096)
+    (runner,) = gateway.runtime.runners
+    queue = runner.connection.queue
+    await slow.send("response.create")
+    slow.vanish()
+    await until(lambda: queue.full)
+    assert queue.bytes <= 32 * 1024 + 8 * 1280
+    assert len(gateway.runtime.leases) == 1
+    # the client's own messages are answered, so their answers are bounded too
+    for _ in range(400):
+        await slow.send("response.cancel")
+    await until(lambda: len(gateway.runtime.leases) == 0)
+
+
+@pytest.mark.parametrize("speaking", [False, True])
+async def test_client_that_vanishes_without_a_close_frees_its_slot(
+    start_gateway: Any, short_patience: None, speaking: bool
+) -> None:
+    """27: a client that vanished without a close held its slot for ever."""
+    adapter = ScriptedAdapter(respond=forever)
+    gateway = await start_gateway(
+        adapter, max_sessions=1, ping_interval_s=0.1, ping_timeout_s=0.1, resume_grace_s=0.05
+    )
+    peer = await Peer.connect(gateway, receive_buffer=4096, max_run_ahead_ms="0")
+    (runner,) = gateway.runtime.runners
+    socket = runner.connection.socket
+    if speaking:
+        await peer.send("response.create")
+        await peer.expect("response.delta", modality="audio")
+    peer.vanish()
+    await until(lambda: len(gateway.runtime.leases) == 0)
+    await until(lambda: socket.disconnected)
+    assert not adapter.open_sessions
+
+
+async def test_client_that_says_goodbye_and_keeps_its_socket_is_cut_off(
+    start_gateway: Any, short_patience: None
+) -> None:
+    gateway = await start_gateway(ScriptedAdapter(respond=loud), resume_grace_s=0.0)
+    peer = await Peer.connect(gateway, receive_buffer=4096, max_run_ahead_ms="0")
+    (runner,) = gateway.runtime.runners
+    socket = runner.connection.socket
+    await peer.send("response.create")
+    peer.vanish()
+    await until(lambda: runner.connection is not None and runner.connection.queue.audio_s > 0)
+    peer.ws.protocol.send_close(1000)
+    for data in peer.ws.protocol.data_to_send():
+        peer.ws.transport.write(data)
+    await until(lambda: len(gateway.runtime.leases) == 0)
+    await until(lambda: socket.disconnected)
+
+
+async def test_sockets_of_all_kinds_of_ends_are_let_go(start_gateway: Any) -> None:
+    gateway = await start_gateway(resume_grace_s=0.0)
+    sockets = []
+    for end in ("close", "drop", "leave"):
+        peer = await Peer.connect(gateway)
+        (runner,) = gateway.runtime.runners
+        sockets.append(runner.connection.socket)
+        match end:
+            case "close":
+                await peer.close()
+            case "drop":
+                peer.drop()
+            case _:
+                await peer.ws.close(1001)
+        await until(lambda: len(gateway.runtime.leases) == 0)
+    for socket in sockets:
+        await until(lambda socket=socket: socket.disconnected)
