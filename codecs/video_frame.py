@@ -7,12 +7,12 @@ packet sizes in bytes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import av
 import numpy as np
-from av.video.reformatter import Interpolation
+from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -41,12 +41,42 @@ the stream's vectors: divide by your own estimate of it.
 
 NO_MOTION: Final[NDArray[Any]] = np.zeros(0, MOTION_DTYPE)
 
+_ONE_THREAD: Final[dict[str, Any]] = (
+    {"threads": 1} if "threads" in (VideoReformatter.reformat.__doc__ or "") else {}
+)
+_MOST_SCALERS: Final = 8
+
 _PICTURE_TYPES = {1: "I", 2: "P", 3: "B", 4: "S", 5: "I", 6: "P", 7: "B"}
+
+
+class Scaler:
+    """Converts pictures of one stream, one thread at a time.
+
+    It keeps libav's tables from frame to frame: making them anew is most of the work for a thumbnail.
+    """
+
+    def __init__(self) -> None:
+        self._by_target: dict[tuple[int, int, str], VideoReformatter] = {}
+
+    def convert(self, picture: av.VideoFrame, width: int, height: int, pixel_format: str) -> Pixels:
+        """The picture in that size and format (`rgb24` or `gray`)."""
+        if (width, height, pixel_format) != (picture.width, picture.height, picture.format.name):
+            key = (width, height, pixel_format)
+            reformatter = self._by_target.pop(key, None) or VideoReformatter()
+            self._by_target[key] = reformatter  # the newest is last
+            if len(self._by_target) > _MOST_SCALERS:
+                del self._by_target[next(iter(self._by_target))]
+            how = Interpolation.AREA if width < picture.width else Interpolation.BILINEAR
+            picture = reformatter.reformat(
+                picture, width, height, pixel_format, interpolation=how, **_ONE_THREAD
+            )
+        return picture.to_ndarray().astype(np.uint8, copy=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VideoFrame:
-    """One decoded frame. Pixels are converted only when asked for.
+    """One decoded frame. Pixels are converted only when asked for, by one thread at a time for all frames of
+    a stream: they share a `Scaler`.
 
     Attributes:
         pts_ms: Time on the client's clock.
@@ -68,6 +98,7 @@ class VideoFrame:
     packet_bytes: int
     corrupt: bool
     picture: av.VideoFrame
+    scaler: Scaler
 
     def rgb(self, max_pixels: int | None = None) -> Pixels:
         """Upright pixels, shape (height, width, 3), scaled down to at most `max_pixels`."""
@@ -81,6 +112,11 @@ class VideoFrame:
     def luma(self, width: int, height: int) -> Pixels:
         """Upright luma of exactly this size, shape (height, width)."""
         return self._upright(self._converted(*self._coded(width, height), "gray"))
+
+    def mirrored(self) -> VideoFrame:
+        """The frame as a mirror shows it, upright, without motion vectors."""
+        pixels = np.ascontiguousarray(self.rgb()[:, ::-1])
+        return replace(self, picture=av.VideoFrame.from_ndarray(pixels, format="rgb24"), scaler=Scaler())
 
     def motion(self) -> NDArray[Any]:
         """Motion vectors, shape (n,) of `MOTION_DTYPE`.
@@ -122,11 +158,7 @@ class VideoFrame:
         return (height, width) if self._quarter_turns() % 2 else (width, height)
 
     def _converted(self, width: int, height: int, pixel_format: str) -> Pixels:
-        picture = self.picture
-        if (width, height, pixel_format) != (picture.width, picture.height, picture.format.name):
-            how = Interpolation.AREA if width < picture.width else Interpolation.BILINEAR
-            picture = picture.reformat(width, height, pixel_format, interpolation=how)
-        return picture.to_ndarray().astype(np.uint8, copy=False)
+        return self.scaler.convert(self.picture, width, height, pixel_format)
 
     def _upright(self, pixels: Pixels) -> Pixels:
         turns = self._quarter_turns()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import av
 from av.error import FFmpegError
 
-from duplex.codecs.video_frame import VideoFrame, picture_type
+from duplex.codecs.video_frame import Scaler, VideoFrame, picture_type
 from duplex.codecs.video_limits import Budget, VideoLimits, invalid, too_large, unsupported
 from duplex.codecs.video_mp4 import check_mp4, init_segment, starts_fragment
 from duplex.codecs.video_sniff import CLUSTER, Container, container_of
@@ -58,6 +58,7 @@ class VideoStream:
         self.end_ms = 0.0
         """Where the last window ended on the client's clock."""
         self._motion = motion
+        self._scaler = Scaler()
         self._decoder: av.VideoCodecContext | None = None
         self._codec = ""
         self._header: tuple[Container, bytes] | None = None
@@ -325,6 +326,7 @@ class VideoStream:
             packet_bytes=packet_bytes,
             corrupt=bool(picture.is_corrupt),
             picture=picture,
+            scaler=self._scaler,
         )
         self._index += 1
         return frame

@@ -181,8 +181,7 @@ def test_limits_hold_in_every_container(container, codec, kind):
         VideoLimits(max_decoded_pixels=5 * 160 * 96),
         VideoLimits(max_output_bytes=100_000),
         VideoLimits(max_bytes=1000),
-        VideoLimits(max_cpu_s=0.0),
-        VideoLimits(max_wall_s=0.0),
+        VideoLimits(max_decode_s=0.0),
     ):
         assert refused(data, kind, limits) is ErrorCode.MEDIA_TOO_LARGE, limits
     if container != "h264":
