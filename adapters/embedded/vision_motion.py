@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.adapters.embedded.vision_look import CELLS, THUMB
+from duplex.adapters.embedded.vision_look import THUMB
 
 _SPAN_MS: Final = 160.0  # over which change is measured
 _HISTORY_MS: Final = 700.0
