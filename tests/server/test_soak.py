@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import random
 import struct
@@ -98,9 +99,9 @@ async def client(url: str, dice: random.Random, tickets: list[str]) -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(dice.choice((0.0, 0.005, 0.05))):
                     protocol.receive_data(await reader.read(65536))
-            for event in protocol.events_received():
-                if getattr(event, "opcode", None) is Opcode.TEXT and b"resume_token" in event.data:
-                    tickets.append(event.data.decode().partition('"resume_token":"')[2].partition('"')[0])
+            texts = [e.data for e in protocol.events_received() if getattr(e, "opcode", None) is Opcode.TEXT]
+            opened = [json.loads(text) for text in texts if b'"session.created"' in text]
+            tickets.extend(created["resume_token"] for created in opened)
             if protocol.state.name == "OPEN":
                 protocol.send_text(dice.choice(MESSAGES).encode())
             writer.writelines(protocol.data_to_send())
