@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 Granularity: TypeAlias = Literal["sentence", "clause", "none"]
@@ -90,31 +91,39 @@ class Splitter:
 
     def feed(self, text: str) -> list[str]:
         """More text; the units that it finished."""
-        self._buffer += text
-        return [] if self.granularity == "none" else self._take(final=False)
+        self.put(text)
+        return list(self._units(final=False))
 
     def flush(self) -> list[str]:
         """The text has ended: what is left, in units. The splitter can then take another text."""
-        units = [] if self.granularity == "none" else self._take(final=True)
-        if self._buffer:
-            units.append(self._buffer)
-        self._buffer = ""
-        self._scanned = 0
-        return units
+        return list(self._units(final=True))
 
-    def _take(self, *, final: bool) -> list[str]:
-        units = []
+    def put(self, text: str) -> None:
+        """More text, whose units `take` gives one by one: a long text need not be cut all at once."""
+        self._buffer += text
+
+    def take(self, *, final: bool) -> str | None:
+        """The next unit; None when there is none yet. `final`: the text has ended."""
+        if not self._buffer:
+            return None
+        if self.granularity == "none":
+            return self._cut(len(self._buffer)) if final else None
         # A unit is judged by a window of bounded length, so that no input makes it wait for ever.
         window = 2 * self._max_unit
-        while self._buffer:
-            view = self._buffer[:window]
-            end = self._end(view, known=final or len(view) == window)
-            if end is None:
-                break
-            units.append(view[:end])
-            self._buffer = self._buffer[end:]
-            self._scanned = 0
-        return units
+        view = self._buffer[:window]
+        end = self._end(view, known=final or len(view) == window)
+        if end is None:
+            return self._cut(len(self._buffer)) if final else None
+        return self._cut(end)
+
+    def _cut(self, end: int) -> str:
+        unit, self._buffer = self._buffer[:end], self._buffer[end:]
+        self._scanned = 0
+        return unit
+
+    def _units(self, *, final: bool) -> Iterator[str]:
+        while (unit := self.take(final=final)) is not None:
+            yield unit
 
     def _end(self, view: str, *, known: bool) -> int | None:
         """Where the unit at the start of `view` ends, None when it goes on or that cannot be said yet.
