@@ -146,7 +146,7 @@ class Speech:
     ) -> Piece:
         """The sound of one sentence or clause, in one step, with its words' times if `timed`.
 
-        See `cut` for what is a fit length. `seed` is of the noise in the sound: the same gives the same samples.
+        See `cut` for what is a fit length. `seed` is of the noise in it: the same gives the same samples.
         """
         name = voice or self._default
         hibari = self._voice(voice)

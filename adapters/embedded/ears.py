@@ -1,0 +1,194 @@
+"""A session's listener on a shared worker: order kept, the event loop never waits, no hop a window."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Final
+
+import msgspec
+
+from duplex.adapters.embedded.listen import Listener, ListenEvent
+from duplex.core.errors import DuplexError, ErrorCode
+from duplex.core.types import AudioWindow, TurnDetection
+
+MAX_BACKLOG_MS: Final = 300_000.0
+"""Audio that may wait to be heard. It is heard about 25 times faster than it was spoken."""
+MAX_JOB_MS: Final = 960.0
+"""Audio heard in one go, so that sessions take turns at the worker."""
+
+
+class Ears:
+    """Feeds a `Listener` from the event loop.
+
+    Audio waits until it completes a frame of the activity model; then one job hears all that waits. At most
+    one job of a session is under way, which keeps the order and needs no lock.
+
+    Args:
+        on_events: called on the loop with what the listener told, in order.
+        on_failure: called when it fails; nothing is heard any more.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        worker: Executor,
+        on_events: Callable[[list[ListenEvent]], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._listener = listener
+        self._worker = worker
+        self._on_events = on_events
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[AudioWindow] = deque()
+        self._waiting_ms = 0.0
+        self._needed_ms = listener.needed_ms
+        self._job: asyncio.Future[list[ListenEvent]] | None = None
+        self._configure: list[TurnDetection | None] = []
+        self._settling: list[asyncio.Future[None]] = []
+        self._settling_now: list[asyncio.Future[None]] = []
+        self._stall: asyncio.TimerHandle | None = None
+        self._last_push = 0.0
+        self._closed = False
+
+    def push(self, window: AudioWindow) -> None:
+        """Hear this. Returns at once.
+
+        Raises:
+            DuplexError: `INPUT_OVERFLOW` when too much waits.
+        """
+        if self._waiting_ms + window.duration_ms > MAX_BACKLOG_MS:
+            raise DuplexError(
+                ErrorCode.INPUT_OVERFLOW,
+                f"more than {MAX_BACKLOG_MS / 1000:.0f} s of audio wait to be heard: this window was dropped",
+            )
+        self._last_push = self._loop.time()
+        self._waiting.append(window)
+        self._waiting_ms += window.duration_ms
+        self._next()
+
+    def configure(self, settings: TurnDetection | None) -> None:
+        """Change turn detection, for audio that is not heard yet."""
+        self._configure.append(settings)
+        self._next()
+
+    async def settle(self) -> None:
+        """Hear all that waits, then end the turn that is open."""
+        done = self._loop.create_future()
+        self._settling.append(done)
+        self._next()
+        await done
+
+    async def close(self) -> None:
+        """Hear no more. The worker's step that is under way ends first."""
+        self._closed = True
+        self._waiting.clear()
+        self._clear_stall()
+        if self._job is not None:
+            await asyncio.wait({self._job})
+        for done in [*self._settling, *self._settling_now]:
+            done.cancel()
+        self._listener.close()
+
+    # --- the job ------------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        if self._job is not None or self._closed:
+            return
+        if self._configure or self._waiting_ms >= self._needed_ms or self._settling:
+            windows = self._take()
+            settings, self._configure = self._configure, []
+            finish = bool(self._settling) and not self._waiting
+            if finish:
+                self._settling_now, self._settling = self._settling, []
+            self._job = self._loop.run_in_executor(self._worker, self._work, settings, windows, finish)
+            self._job.add_done_callback(self._heard)
+
+    def _take(self) -> list[AudioWindow]:
+        """What waits, up to `MAX_JOB_MS`; a longer window is cut."""
+        taken: list[AudioWindow] = []
+        room_ms = MAX_JOB_MS
+        while self._waiting and room_ms > 0:
+            window = self._waiting.popleft()
+            most = max(1, int(room_ms * window.sample_rate / 1000)) * 2
+            if len(window.pcm) > most:
+                rest = msgspec.structs.replace(window, pcm=window.pcm[most:])
+                window = msgspec.structs.replace(window, pcm=window.pcm[:most])
+                self._waiting.appendleft(rest)
+            room_ms -= window.duration_ms
+            taken.append(window)
+        self._waiting_ms = sum(window.duration_ms for window in self._waiting)
+        return taken
+
+    def _work(
+        self, settings: list[TurnDetection | None], windows: list[AudioWindow], finish: bool
+    ) -> list[ListenEvent]:
+        """On the worker."""
+        listener = self._listener
+        for turns in settings:
+            listener.configure(turns)
+        events: list[ListenEvent] = []
+        for window in windows:
+            if self._closed:
+                break
+            for told in listener.feed(window):
+                events += told
+                time.sleep(
+                    0
+                )  # the activity model holds the interpreter's lock: let the loop have it in between
+        if finish:
+            events += listener.finish()
+        self._needed_ms = listener.needed_ms
+        return events
+
+    def _heard(self, job: asyncio.Future[list[ListenEvent]]) -> None:
+        self._job = None
+        settled, self._settling_now = self._settling_now, []
+        if self._closed or job.cancelled():
+            for done in settled:
+                done.cancel()
+            return
+        error = job.exception()
+        if isinstance(error, Exception):
+            self._closed = True
+            self._clear_stall()
+            self._on_failure(error)
+        else:
+            self._on_events(job.result())
+        for done in settled:
+            if not done.done():
+                done.set_result(None)
+        self._watch()
+        self._next()
+
+    # --- input that stalls --------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Keep one timer while somebody speaks. It looks at the last window's time: a window sets none."""
+        timeout_ms = self._listener.stall_timeout_ms
+        if timeout_ms is None or self._closed:
+            self._clear_stall()
+        elif self._stall is None:
+            self._stall = self._loop.call_later(timeout_ms / 1000, self._on_stall, timeout_ms / 1000)
+
+    def _on_stall(self, timeout_s: float) -> None:
+        self._stall = None
+        if self._closed:
+            return
+        due = self._last_push + timeout_s
+        if self._waiting_ms >= self._needed_ms or self._job is not None:
+            due = self._loop.time() + timeout_s
+        if due > self._loop.time():
+            self._stall = self._loop.call_at(due, self._on_stall, timeout_s)
+            return
+        self._settling.append(self._loop.create_future())
+        self._next()
+
+    def _clear_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
