@@ -23,9 +23,9 @@ MIN_SAMPLE_RATE: Final = 8000
 MAX_SAMPLE_RATE: Final = 48000
 MAX_FRAMES: Final = 256
 """Stills in one video window."""
-MAX_LOOSE_BYTES: Final = 512 * 1024
+MAX_LOOSE_BYTES: Final = 128 * 1024
 """Bytes of a MessagePack codec window that are not in `bin` or `str` values. Loose numbers and containers
-grow up to 90 times when decoded; large arrays belong into `bin`."""
+take time on the event loop and grow up to 90 times when decoded; large arrays belong into `bin`."""
 
 
 def window_from_message(message: Fields) -> Window:
