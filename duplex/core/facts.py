@@ -27,7 +27,7 @@ class SessionLimits(msgspec.Struct, frozen=True, kw_only=True):
     close_grace_s: float = 10.0
     resume_grace_s: float = 30.0
     response_stall_s: float = 60.0
-    """The model may keep a response, a commit or new settings waiting this long."""
+    """A response that makes no progress for this long has failed."""
     input_stall_s: float = 5.0
     """Audio that stops in mid-speech for this long ends the user's turn."""
     max_errors: int = 16

@@ -53,7 +53,7 @@ class Floor:
         self.closing = False
         """What runs and what was asked may finish, one after the other."""
         self.progress_at = 0.0
-        """When the model last did something (seconds)."""
+        """When the active response last made progress (seconds)."""
         self._model = model
         self._limits = limits
         self._while_active = while_active
@@ -82,11 +82,6 @@ class Floor:
             or self.updates.pending
             or self._wishes.waiting
         )
-
-    @property
-    def model_owes(self) -> bool:
-        """The model has been asked for something that it has not finished."""
-        return self.responses.active is not None or self.input.asked or self.updates.pending
 
     # --- input --------------------------------------------------------------------------------------
 
@@ -117,7 +112,7 @@ class Floor:
             effects.append(Send(event=error_event(odd)))
         if self.input.open:
             self.input.commit(event_id)
-            return [*effects, CommitInput(event_id=event_id), *self.watch(now)]
+            return [*effects, CommitInput(event_id=event_id)]
         if self._video_committed:
             self._video_committed = False
             return effects
@@ -125,10 +120,13 @@ class Floor:
         empty = DuplexError(ErrorCode.COMMIT_EMPTY, words, event_id=event_id)
         return [*effects, Send(event=error_event(empty))]
 
-    def committed(self, has_input: bool, now: float) -> list[Effect]:
-        """The adapter's answer to the oldest commit."""
-        self.progress_at = now
-        commit = self.input.decided()
+    def committed(
+        self, has_input: bool, now: float, *, event_id: str | None, error: DuplexError | None
+    ) -> list[Effect]:
+        """The adapter's answer to the oldest commit, or the fault that it had with it."""
+        commit = self.input.decided(event_id)
+        if error is not None:
+            return [Send(event=error_event(error))]
         if commit is None or not commit.wanted:
             return []
         if has_input or commit.question:
@@ -217,7 +215,7 @@ class Floor:
             effects.append(Send(event=UserSpeechStopped(at_ms=self._input_ms)))
             if self._answers_speech and not self.input.deciding:
                 self.input.commit(silent=True)
-                effects += [CommitInput(), *self.watch(now)]
+                effects.append(CommitInput())
         self.user_left()
         return effects
 
@@ -247,13 +245,6 @@ class Floor:
         self._held = None
         self.input.windows.clear()
 
-    def watch(self, now: float) -> list[Effect]:
-        """The model owes something from now on."""
-        self.progress_at = now
-        if not self.model_owes:
-            return []
-        return [SetTimer(name=TimerName.RESPONSE_WATCHDOG, at=now + self._limits.response_stall_s)]
-
     def _respond(
         self,
         trigger: Trigger,
@@ -281,7 +272,9 @@ class Floor:
         settings = self.updates.settings
         wanted = request.modalities or settings.output_modalities or self._model.output_modalities
         begun = self.responses.begin(request, settings, wanted, self.input.windows.items, now)
-        return begun + self.watch(now)
+        self.progress_at = now
+        watchdog = SetTimer(name=TimerName.RESPONSE_WATCHDOG, at=now + self._limits.response_stall_s)
+        return [*begun, watchdog]
 
     def _must_wait(self) -> bool:
         behind_another = self.closing and self.responses.active is not None

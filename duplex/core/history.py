@@ -64,7 +64,7 @@ class RollingWindows:
     @property
     def items(self) -> tuple[Window, ...]:
         """Oldest first."""
-        return tuple(window for window, _ in self._windows)
+        return tuple([window for window, _ in self._windows])
 
     def add(self, window: Window) -> None:
         size = _size(window)

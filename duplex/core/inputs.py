@@ -51,11 +51,6 @@ class TurnInput:
         return bool(self._question)
 
     @property
-    def asked(self) -> bool:
-        """The adapter has not answered for every commit."""
-        return bool(self._commits)
-
-    @property
     def deciding(self) -> bool:
         """A committed turn waits for the adapter's word, and its response is still wanted."""
         return any(commit.wanted for commit in self._commits)
@@ -144,9 +139,14 @@ class TurnInput:
             )
         self._commits.append(PendingCommit(event_id, self._close_turn(), silent=silent))
 
-    def decided(self) -> PendingCommit | None:
-        """The adapter has answered for the oldest commit."""
-        return self._commits.popleft() if self._commits else None
+    def decided(self, event_id: str | None) -> PendingCommit | None:
+        """The adapter has answered for the oldest commit with that event id, and so for those before it."""
+        if all(commit.event_id != event_id for commit in self._commits):
+            return None
+        commit = self._commits.popleft()
+        while commit.event_id != event_id:
+            commit = self._commits.popleft()
+        return commit
 
     def withdraw(self) -> list[str]:
         """Committed turns get no response any more; returns what was asked in them."""

@@ -231,7 +231,7 @@ class SessionLife:
     ) -> list[Effect]:
         """End after `before`: its work first, then the slot, then all that the client is told."""
         if self._closed:
-            return before
+            return []
         before = before + self._responses.stop(CancelReason.CLOSING, now)
         self._closed = self._closing = True
         self._floor.clear()
@@ -285,7 +285,7 @@ class SessionLife:
             case TimerName.IDLE:
                 effects = self._fail(DuplexError(ErrorCode.IDLE_TIMEOUT, "idle timeout"), now)
             case TimerName.RESPONSE_WATCHDOG:
-                effects = self._stuck(now)
+                effects = self._stuck()
             case TimerName.INPUT_STALL:
                 effects = self._floor.stalled(now)
             case TimerName.CLOSE_GRACE:
@@ -299,9 +299,10 @@ class SessionLife:
         limits = self.limits
         match name:
             case TimerName.IDLE if self.attached:
-                busy = self._responses.active is not None or self.run_ahead_ms(now) > 0
-                return (now if busy else self._last_activity) + limits.idle_timeout_s
-            case TimerName.RESPONSE_WATCHDOG if self._floor.model_owes:
+                spoke_at = max(self._floor.progress_at, self.playout.dry_at)
+                quiet_since = now if self._responses.active else max(self._last_activity, spoke_at)
+                return quiet_since + limits.idle_timeout_s
+            case TimerName.RESPONSE_WATCHDOG if self._responses.active is not None:
                 return self._floor.progress_at + limits.response_stall_s
             case TimerName.INPUT_STALL:
                 return self._floor.stall_at
@@ -311,13 +312,10 @@ class SessionLife:
                 return self._left_at + limits.resume_grace_s
         return None
 
-    def _stuck(self, now: float) -> list[Effect]:
-        """A response that stalls fails alone; a model that does not even answer has lost the session."""
-        stall = f"for {self.limits.response_stall_s:g} s"
+    def _stuck(self) -> list[Effect]:
+        """The active response stalls: it fails, alone."""
         active = self._responses.active
         if active is None:
-            return self._fail(
-                DuplexError(ErrorCode.ADAPTER_STUCK, f"the model has not answered {stall}"), now
-            )
-        failed = DuplexError(ErrorCode.ADAPTER_FAILED, f"the model yielded nothing {stall}")
-        return self._responses.fail(active.epoch, failed) + self._floor.watch(now)
+            return []
+        words = f"the model yielded nothing for {self.limits.response_stall_s:g} s"
+        return self._responses.fail(active.epoch, DuplexError(ErrorCode.ADAPTER_FAILED, words))

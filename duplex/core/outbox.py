@@ -17,9 +17,6 @@ from duplex.core.text import well_formed
 MAX_KEPT = 64
 """Events kept for one absence."""
 
-_MUST_NOT_MISS = (ResponseDone, ResponseCancelled, ResponseFailed, PlaybackCleared, ErrorEvent)
-"""How responses ended, what of them was cut, and input that was refused. All else is stale on return."""
-
 
 class Outbox:
     """Holds back `Send` effects between `leave` and `come_back`."""
@@ -42,13 +39,16 @@ class Outbox:
         if not self.away:
             return effects
         for effect in effects:
-            if (
-                isinstance(effect, Send)
-                and isinstance(effect.event, _MUST_NOT_MISS)
-                and len(self._kept) < MAX_KEPT
-            ):
+            if isinstance(effect, Send) and _must_not_miss(effect.event) and len(self._kept) < MAX_KEPT:
                 self._kept.append(effect.event)
         return [effect for effect in effects if not isinstance(effect, Send)]
+
+
+def _must_not_miss(event: Event) -> bool:
+    """How responses ended, what of them was cut, and input that was refused. All else is stale on return."""
+    if isinstance(event, ResponseCancelled):
+        return event.response_id != ""  # the answer to a cancel while idle
+    return isinstance(event, ResponseDone | ResponseFailed | PlaybackCleared | ErrorEvent)
 
 
 def error_event(error: DuplexError, *, fatal: bool = False) -> ErrorEvent:

@@ -22,16 +22,17 @@ ROUNDING_MS = 0.5
 class PlayoutClock:
     """Estimates the client's playback from what was written to its socket."""
 
-    __slots__ = ("_dry_at", "_levels")
+    __slots__ = ("_levels", "dry_at")
 
     def __init__(self) -> None:
-        self._dry_at = float("-inf")
+        self.dry_at = float("-inf")
+        """When the client has played all that it holds (seconds)."""
         self._levels: deque[tuple[float, float, float]] = deque()  # (start, end, dBFS), in order
 
     def written(self, duration_ms: float, level_dbfs: float, now: float) -> None:
         """`duration_ms` of audio reached the socket."""
-        start = self._dry_at if self._dry_at > now else now
-        self._dry_at = end = start + duration_ms / 1000
+        start = self.dry_at if self.dry_at > now else now
+        self.dry_at = end = start + duration_ms / 1000
         levels = self._levels
         if levels:
             first, last_end, level = levels[-1]
@@ -43,11 +44,11 @@ class PlayoutClock:
 
     def unplayed_ms(self, now: float) -> float:
         """Audio that the client holds and has not played yet."""
-        return (self._dry_at - now) * 1000 if self._dry_at > now else 0.0
+        return (self.dry_at - now) * 1000 if self.dry_at > now else 0.0
 
     def acknowledged(self, unplayed_ms: float, now: float) -> None:
         """The client said how much is left."""
-        self._dry_at = now + max(0.0, unplayed_ms) / 1000
+        self.dry_at = now + max(0.0, unplayed_ms) / 1000
 
     def removed(self, after_ms: float, duration_ms: float, now: float) -> None:
         """The client drops `duration_ms` that it would begin to play in `after_ms`; what is behind moves up.
@@ -56,7 +57,7 @@ class PlayoutClock:
         """
         begin = now + after_ms / 1000
         end = begin + duration_ms / 1000
-        self._dry_at = max(begin, self._dry_at - (end - begin))
+        self.dry_at = max(begin, self.dry_at - (end - begin))
         kept: deque[tuple[float, float, float]] = deque()
         for start, stop, level in self._levels:
             if start < begin:
@@ -179,7 +180,7 @@ class PlaybackLedger:
                 parts.append(_whole_words(text, (heard_ms - start) / (end - start)))
         spoken = _joined(parts)
         aligned = _aligned(spoken, self.text)
-        return spoken if aligned is None else aligned
+        return spoken.rstrip() if aligned is None else aligned
 
     def _segments(self) -> list[tuple[float, float, str]]:
         if any(text for _, _, text in self._spoken):

@@ -242,21 +242,16 @@ class Responses:
 
     def interrupt(self, reason: CancelReason, now: float, *, event_id: str | None = None) -> list[Effect]:
         """Stop the active response and all sound, its own and that of ended ones."""
-        effects = self.stop(reason, now, event_id=event_id)
-        for response in reversed(self._recent):
-            if self._sounds(response, now):
-                effects.append(Send(event=self._cleared(response, now)))
-        self.playout.cleared(now)
-        return effects
+        return [*self.stop(reason, now, event_id=event_id), *self._clear(now)]
 
     def stop(self, reason: CancelReason, now: float, *, event_id: str | None = None) -> list[Effect]:
         """Stop the active response, if any; the sound of ended ones plays on. Abort first, then tell."""
         response = self.active
         if response is None:
             return []
-        self.active = None
         self.epoch += 1
         heard_ms, heard_text = self._cut(response, now)
+        self.active = None
         cancelled = ResponseCancelled(
             response_id=response.id,
             index=response.index,
@@ -283,9 +278,9 @@ class Responses:
         if self.active is not None and index == self.active.index:
             return self.stop(CancelReason.CLIENT, now, event_id=event_id)
         # it has ended: the answer says what was heard of it; what had not been played is cut now
-        sounding = [r for r in reversed(self._recent) if self._sounds(r, now)]
-        ended = self._find(index) if index is not None else next(iter(sounding), self._find(self.index))
-        heard_ms, heard_text = self._heard(ended, now) if ended is not None else (0.0, "")
+        latest = next(iter(self._sounding(now)), None) or self._find(self.index)
+        ended = self._find(index) if index is not None else latest
+        heard_ms, heard_text = self._cut(ended, now) if ended is not None else (0.0, "")
         answer = ResponseCancelled(
             response_id="",
             index=ended.index if ended is not None else index or self.index,
@@ -294,11 +289,7 @@ class Responses:
             heard_text=heard_text,
             event_id=event_id,
         )
-        others: list[Effect] = []
-        if index is None:
-            others = [Send(event=self._cleared(r, now)) for r in sounding if r is not ended]
-            self.playout.cleared(now)
-        return [Send(event=answer), *others]
+        return [Send(event=answer), *(self._clear(now) if index is None else [])]
 
     def acknowledge(self, cursor_ms: float, index: int | None, now: float) -> None:
         """The client has played `cursor_ms` of a response: of the latest with sound without an index.
@@ -334,42 +325,57 @@ class Responses:
             elif other.index < response.index and not other.cut and heard_ms > 0:
                 other.ledger.acknowledge(other.ledger.sent_ms)
         left_ms = response.ledger.sent_ms - heard_ms
-        # one that was played to its end says nothing of how far the next has come
-        unplayed_ms = left_ms + behind_ms if left_ms > 0 else min(self.playout.unplayed_ms(now), behind_ms)
+        unplayed_ms = left_ms + behind_ms
+        if heard_ms == 0:  # not begun: those before it may have any part left
+            unplayed_ms = max(unplayed_ms, self.playout.unplayed_ms(now))
+        elif left_ms == 0:  # played to its end: those behind it may have begun
+            unplayed_ms = min(unplayed_ms, self.playout.unplayed_ms(now))
         self.playout.acknowledged(unplayed_ms, now)
 
+    def _clear(self, now: float) -> list[Effect]:
+        """The client is to stop all sound; it learns of what responses that is."""
+        effects: list[Effect] = []
+        sounding = self._sounding(now)
+        for response in reversed(self._recent):
+            heard_ms, heard_text = self._cut(response, now)
+            if response in sounding:
+                cleared = PlaybackCleared(
+                    response_id=response.id, index=response.index, heard_ms=heard_ms, heard_text=heard_text
+                )
+                effects.append(Send(event=cleared))
+        self.playout.cleared(now)
+        return effects
+
     def _cut(self, response: Response, now: float) -> tuple[float, str]:
-        """Drop what is unplayed of a response from the clock and from history."""
-        after_ms, unplayed_ms = self._unplayed(response, now)
-        self.playout.removed(after_ms, unplayed_ms, now)
-        heard_ms = response.ledger.heard_ms(unplayed_ms)
-        response.ledger.stopped_ms = heard_ms
-        response.cut = True
-        return heard_ms, self._remember(response, heard_ms)
+        """The client is to stop a response: drop what is unplayed from the clock and from history.
 
-    def _heard(self, response: Response, now: float) -> tuple[float, str]:
-        """What was heard of a response that has ended; it is cut if it still sounds."""
-        if self._sounds(response, now):
-            return self._cut(response, now)
-        heard_ms = response.ledger.heard_ms(0.0) if response.cut else response.ledger.sent_ms
-        return heard_ms, response.ledger.heard_text(heard_ms)
+        What comes of it from now on is not played: a frame may still be on its way to the socket. Returns
+        what was heard; of a response that had ended and sounds no more, that is all that was sent.
+        """
+        ledger = response.ledger
+        if not response.cut:
+            after_ms, unplayed_ms = self._unplayed(response, now)
+            response.cut = True
+            if response is self.active or unplayed_ms > ROUNDING_MS:
+                ledger.stopped_ms = ledger.heard_ms(unplayed_ms)
+                self._remember(response, ledger.stopped_ms)
+                self.playout.removed(after_ms, unplayed_ms, now)
+            else:
+                ledger.acked_ms = None
+                ledger.stopped_ms = ledger.sent_ms
+        heard_ms = ledger.heard_ms(0.0)
+        return heard_ms, ledger.heard_text(heard_ms)
 
-    def _cleared(self, response: Response, now: float) -> PlaybackCleared:
-        heard_ms, heard_text = self._cut(response, now)
-        return PlaybackCleared(
-            response_id=response.id, index=response.index, heard_ms=heard_ms, heard_text=heard_text
-        )
-
-    def _remember(self, response: Response, heard_ms: float) -> str:
+    def _remember(self, response: Response, heard_ms: float) -> None:
         """Write into history what was heard of a response that did not play to its end."""
         ledger = response.ledger
         heard = ledger.heard_text(heard_ms)
         interrupted = not ledger.complete or heard.rstrip() != ledger.final_text().rstrip()
         self.conversation.assistant_said(response.index, heard, interrupted=interrupted)
-        return heard
 
-    def _sounds(self, response: Response, now: float) -> bool:
-        return not response.cut and self._unplayed(response, now)[1] > ROUNDING_MS
+    def _sounding(self, now: float) -> list[Response]:
+        """Responses of which the client has something unplayed, newest first."""
+        return [r for r in reversed(self._recent) if self._unplayed(r, now)[1] > ROUNDING_MS]
 
     def _unplayed(self, response: Response, now: float) -> tuple[float, float]:
         """When the client comes to what is unplayed of a response, from now, and how much that is (ms).
@@ -378,11 +384,10 @@ class Responses:
         """
         left_ms = self.playout.unplayed_ms(now)
         for other in reversed(self._recent):
-            if not other.cut:
-                part_ms = min(left_ms, other.ledger.sent_ms)
-                left_ms -= part_ms
-                if other is response:
-                    return left_ms, part_ms
+            part_ms = 0.0 if other.cut else min(left_ms, other.ledger.sent_ms)
+            left_ms -= part_ms
+            if other is response:
+                return left_ms, part_ms
         return 0.0, 0.0
 
     def _find(self, index: int) -> Response | None:

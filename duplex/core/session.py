@@ -37,6 +37,7 @@ from duplex.core.events import (
 )
 from duplex.core.facts import ModelFacts, SessionLimits, State
 from duplex.core.life import SessionLife
+from duplex.core.outbox import error_event
 from duplex.core.text import well_formed
 from duplex.core.types import (
     EncodedAudio,
@@ -65,11 +66,12 @@ class Session(SessionLife):
         """A message that the dialect could not decode."""
         self._last_activity = now
         self._errors_in_a_row += 1
-        effects = self._fail(error, now)
-        if self._errors_in_a_row >= self.limits.max_errors:
-            words = f"{self._errors_in_a_row} bad messages in a row; the last: {error.message}"
-            effects = effects + self._fail(DuplexError(ErrorCode.TOO_MANY_ERRORS, words), now)
-        return self._settle(effects, now)
+        if error.fatal or self._errors_in_a_row < self.limits.max_errors:
+            return self.fail(error, now)
+        words = f"{self._errors_in_a_row} bad messages in a row; the last: {error.message}"
+        many = DuplexError(ErrorCode.TOO_MANY_ERRORS, words)
+        refused = Send(event=error_event(error))
+        return self._end([refused], many.code.traits.close_code, many.code.value, now, many)
 
     def feed(self, command: Command, now: float) -> list[Effect]:
         """Carry out a client's command. Never raises: what is refused becomes an error event."""
@@ -107,14 +109,26 @@ class Session(SessionLife):
             case CreateResponse():
                 return floor.create(command, now)
             case UpdateSession():
-                return [*floor.updates.ask(command), *floor.watch(now)]
+                return floor.updates.ask(command)
         raise AssertionError(command)
 
-    def committed(self, has_input: bool, now: float, *, event_id: str | None = None) -> list[Effect]:
-        """The adapter's answer to `CommitInput`, in the order of these effects."""
+    def committed(
+        self,
+        has_input: bool,
+        now: float,
+        *,
+        event_id: str | None = None,
+        error: DuplexError | None = None,
+    ) -> list[Effect]:
+        """The adapter's answer to the `CommitInput` with that event id, in the order of these effects.
+
+        `error`: what it raised instead; the turn gets no response.
+        """
         if self._closed:
             return []
-        return self._settle(self._floor.committed(has_input, now), now)
+        if error is not None and error.fatal:
+            return self.fail(error, now)
+        return self._settle(self._floor.committed(has_input, now, event_id=event_id, error=error), now)
 
     def settings_applied(
         self, settings: SessionSettings, now: float, *, event_id: str | None = None
@@ -123,7 +137,7 @@ class Session(SessionLife):
         if self._closed:
             return []
         updated = Send(event=SessionUpdated(settings=settings, event_id=event_id))
-        return self._settle([updated, *self._floor.updates.decided(settings), *self._floor.watch(now)], now)
+        return self._settle([updated, *self._floor.updates.decided(settings)], now)
 
     def settings_refused(
         self, error: DuplexError, now: float, *, event_id: str | None = None
@@ -132,7 +146,7 @@ class Session(SessionLife):
         error.event_id = error.event_id or event_id
         effects = self._fail(error, now)
         if not self._closed:
-            effects = [*effects, *self._floor.updates.decided(), *self._floor.watch(now)]
+            effects = [*effects, *self._floor.updates.decided()]
         return self._settle(effects, now)
 
     # --- responses ----------------------------------------------------------------------------------
