@@ -120,7 +120,7 @@ async def test_the_attempts_end_with_the_servers_grace():
         await take(client, 1)
         with pytest.raises(clients.ConnectionLost, match="could not be resumed"):
             await anext(client)
-        assert gateway.handshakes > 2
+        assert gateway.handshakes >= 2
 
 
 @pytest.mark.parametrize("how", ["not wanted", "no token"])
