@@ -1,0 +1,129 @@
+"""A clip is cut into windows that decode to the clip again, whatever its codec."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from duplex.cli.clip import cut, probe
+from duplex.cli.errors import UsageError
+from duplex.codecs.video_stream import VideoStream
+
+FRAMES = 60
+
+
+def make_clip(
+    path: Path, codec: str, *, gop: int = 300, rate: int = 25, size: tuple[int, int] = (160, 96)
+) -> Path:
+    """A white square that walks one pixel a frame over grey."""
+    width, height = size
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream(codec, rate=rate)
+        stream.width, stream.height, stream.pix_fmt, stream.gop_size = width, height, "yuv420p", gop
+        stream.thread_count = 1
+        if codec.startswith("libvpx"):
+            stream.options = {"deadline": "realtime", "cpu-used": "8"}
+        for number in range(FRAMES):
+            pixels = np.full((height, width, 3), 90, np.uint8)
+            pixels[20:50, number : number + 30] = 255
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, rate)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "copied"),
+    [
+        ("long-gop.mp4", "libx264", True),
+        ("mpeg2.ts", "mpeg2video", True),
+        ("mpeg4.mkv", "mpeg4", False),
+        ("vp8.webm", "libvpx", False),
+        ("vp9.webm", "libvpx-vp9", False),
+    ],
+)
+def test_windows_hold_every_frame_once_and_in_time(
+    tmp_path: Path, name: str, codec: str, copied: bool
+) -> None:
+    clip = probe(make_clip(tmp_path / name, codec))
+    assert clip.copied is copied
+    assert (clip.width, clip.height) == (160, 96)
+    decoder = VideoStream()
+    times = []
+    starts = []
+    for window in cut(clip, window_ms=400):
+        starts.append(window.pts_ms)
+        times += [
+            frame.pts_ms
+            for frame in decoder.decode(
+                window.data, window.kind, pts_ms=window.pts_ms, duration_ms=window.duration_ms
+            )
+        ]
+    times += [frame.pts_ms for frame in decoder.finish()]
+    assert len(starts) == 6
+    assert times == pytest.approx([40.0 * n for n in range(FRAMES)], abs=1.0)
+
+
+def test_a_large_clip_that_cannot_be_copied_is_sent_small(tmp_path: Path) -> None:
+    clip = probe(make_clip(tmp_path / "large.webm", "libvpx", size=(1280, 720)))
+    window = next(cut(clip))
+    frame = next(VideoStream().decode(window.data, window.kind, pts_ms=0.0, duration_ms=window.duration_ms))
+    assert (frame.width, frame.height) == (640, 360)
+
+
+def test_a_re_encoded_clip_keeps_its_time_with_an_uneven_rate(tmp_path: Path) -> None:
+    """Animated pictures have frames of any length: the square must be where it was at that time."""
+    path = tmp_path / "uneven.webm"
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("libvpx", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 160, 96, "yuv420p"
+        stream.options = {"deadline": "realtime", "cpu-used": "8"}
+        for at_ms in (0, 1000, 1040, 1080):
+            frame = av.VideoFrame.from_ndarray(np.full((96, 160, 3), at_ms // 8, np.uint8), format="rgb24")
+            frame.pts, frame.time_base = at_ms, Fraction(1, 1000)
+            stream.codec_context.time_base = Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    decoder = VideoStream()
+    shades = {}
+    for window in cut(probe(path)):
+        for shown in decoder.decode(
+            window.data, window.kind, pts_ms=window.pts_ms, duration_ms=window.duration_ms
+        ):
+            shades[round(shown.pts_ms)] = float(shown.rgb().mean())
+    assert shades[960] < 20
+    assert shades[1000] > 100
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "text", "sound", "empty", "cut short"])
+def test_what_is_no_clip_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "file.mp4"
+    words = "not a video"
+    if kind == "missing":
+        words = "no such file"
+    elif kind == "folder":
+        path.mkdir()
+        words = "is a folder"
+    elif kind == "text":
+        path.write_text("this is no film\n" * 100)
+    elif kind == "sound":
+        with av.open(str(path), "w", format="wav") as container:
+            stream = container.add_stream("pcm_s16le", rate=8000, layout="mono")
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), "s16", "mono")
+            frame.sample_rate = 8000
+            container.mux(stream.encode(frame))
+        words = "no video"
+    elif kind == "empty":
+        path.touch()
+    else:
+        path.write_bytes(make_clip(tmp_path / "whole.mp4", "libx264").read_bytes()[:2000])
+    with pytest.raises(UsageError, match=words) as caught:
+        list(cut(probe(path)))
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
