@@ -19,6 +19,8 @@ from duplex.adapters.text import split
 
 MAX_COUNT: Final = 1000
 """Numbers in one answer."""
+MAX_SENTENCES: Final = 3
+"""Who says more at once tells something; no wish is looked for in its sentences."""
 ABILITIES: Final = (
     "I can repeat what you say, count, tell the time or the date, and read aloud until you stop me."
 )
@@ -103,7 +105,9 @@ def answer(request: ReplyRequest, now: datetime) -> Iterator[str] | None:
     said = request.said
     if not said:
         return iter([GREETING])
-    for words in dict.fromkeys([said[-1], " ".join(said)]):
+    parts = split(said[-1])
+    last_first = reversed(parts) if len(parts) <= MAX_SENTENCES else ()  # "Stop. What time is it?"
+    for words in dict.fromkeys([said[-1], *last_first, " ".join(said)]):
         sentences = _answer(words, request, now)
         if sentences is not None:
             return sentences

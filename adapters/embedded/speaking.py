@@ -51,10 +51,12 @@ async def spoken(
     """Speech alone, for text that arrives in pieces."""
     splitter = Splitter(granularity)
     async for piece in text:
-        for unit in splitter.feed(piece):
+        splitter.put(piece)
+        # one unit at a time: a long text that is there at once must not keep the event loop
+        while (unit := splitter.take(final=False)) is not None:
             for part in cut(unit):
                 yield await say(part)
-    for unit in splitter.flush():
+    while (unit := splitter.take(final=True)) is not None:
         for part in cut(unit):
             yield await say(part)
 
@@ -70,9 +72,10 @@ async def _write(
         async for piece in pieces:
             if piece:
                 await deltas.put(TextDelta(text=piece))
-                for unit in splitter.feed(piece):
+                splitter.put(piece)
+                while (unit := splitter.take(final=False)) is not None:
                     await units.put(unit)
-    for unit in splitter.flush():
+    while (unit := splitter.take(final=True)) is not None:
         await units.put(unit)
     await units.put(None)
 

@@ -1,7 +1,7 @@
 """The splitter: right boundaries, and the same ones however the text arrives."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.adapters.text import MAX_UNIT, Splitter, has_words, split
@@ -109,14 +109,15 @@ def test_has_words() -> None:
 
 
 WORDS = """
-    Dr. Mr. U.S. No. Jan. I J. etc. Inc. The the Bob 3 3.14 1. - . ! ? … ... , ; : — “ ” " ' ( ) 。 ， 「 」 と
-    你好 😀 👍🏽 \u200d word Word won't
+    Dr. Mr. U.S. No. Jan. I J. etc. Inc. The the Bob 3 3.14 1. - . ! ? … ... , ; : — “ ” " ' ( ) 。 ， 「 」
+    と 你好 😀 👍🏽 \u200d word Word won't
 """
 FRAGMENTS = st.sampled_from([*WORDS.split(), " ", "  ", "\t", "\n", "\n\n"])
 TEXTS = st.lists(FRAGMENTS | st.text(max_size=4), max_size=40).map("".join)
 GRANULARITIES = st.sampled_from(["sentence", "clause", "none"])
 
 
+@settings(deadline=None)
 @given(text=TEXTS, granularity=GRANULARITIES, data=st.data(), max_unit=st.sampled_from([20, 33, 400]))
 def test_units_do_not_depend_on_the_pieces(
     text: str, granularity: str, data: st.DataObject, max_unit: int
@@ -134,6 +135,7 @@ def test_units_do_not_depend_on_the_pieces(
     assert units + splitter.flush() == whole
 
 
+@settings(deadline=None)
 @given(text=TEXTS)
 def test_units_are_bounded(text: str) -> None:
     assert all(len(unit) <= 2 * 20 for unit in split(text, max_unit=20))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.adapters.embedded.numbers import number_words, read_numbers
@@ -159,6 +159,12 @@ async def collect(skills: Skills, *said: str) -> str:
     return "".join([piece async for piece in skills.reply(request)])
 
 
+def test_a_wish_is_found_beside_other_sentences() -> None:
+    assert say("Stop. what time is it?") == "It is 3:05 p.m."
+    assert say("I am bored. Count to two. Thank you very kindly.") == "One. Two. "
+    assert say("It rained. We stayed in. He rose. Count the days. It was spring.") is None
+
+
 def test_without_a_model_it_says_what_it_heard_and_can_do() -> None:
     import asyncio
 
@@ -186,6 +192,7 @@ def test_where_no_skill_fits_the_model_answers() -> None:
     assert asyncio.run(collect(skills, "What time is it?")) == "It is 3:05 p.m."
 
 
+@settings(deadline=None)
 @given(st.integers(0, 999_999))
 def test_number_words_read_back(number: int) -> None:
     words = number_words(number).replace("-", " ").split()
@@ -193,6 +200,7 @@ def test_number_words_read_back(number: int) -> None:
     assert read_numbers([str(number)]) == [number]
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.core.turns import PAUSE_MS, SpeechPaused, TurnDetector, TurnEvent
@@ -189,16 +189,17 @@ SETTINGS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(
-    settings=SETTINGS,
+    turns=SETTINGS,
     frame_ms=st.sampled_from([10.0, 20.0, 32.0]),
     steps=st.lists(FRAMES | st.sampled_from(["finish", "stall"]), max_size=60),
     open_ended=st.booleans(),
 )
 def test_starts_and_stops_alternate_in_order(
-    settings: TurnDetection, frame_ms: float, steps: list[object], open_ended: bool
+    turns: TurnDetection, frame_ms: float, steps: list[object], open_ended: bool
 ) -> None:
-    detector = TurnDetector(settings, max_turn_ms=3000, open_ended=open_ended)
+    detector = TurnDetector(turns, max_turn_ms=3000, open_ended=open_ended)
     now = 0.0
     speaking = False
     last_start = last_stop = 0.0
@@ -224,11 +225,12 @@ def test_starts_and_stops_alternate_in_order(
                         assert last_start <= at <= now
             assert detector.speaking == speaking
             if speaking:
-                assert now - last_start <= 3000 + settings.prefix_padding_ms + frame_ms
+                assert now - last_start <= 3000 + turns.prefix_padding_ms + frame_ms
     detector.finish(now)
     assert not detector.speaking
 
 
+@settings(deadline=None)
 @given(
     level=st.floats(-40, 0),
     frames=st.integers(1, 20),
@@ -243,6 +245,7 @@ def test_only_speech_of_the_minimum_acts(level: float, frames: int, min_speech_m
     assert started == ((frames - 1) * FRAME >= min_speech_ms)
 
 
+@settings(deadline=None)
 @given(
     playout=st.floats(-45, -5),
     frames=st.lists(st.tuples(st.floats(0.5, 1), st.floats(-60, -11)), max_size=30),
