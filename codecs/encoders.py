@@ -149,6 +149,14 @@ class WavEncoder(_PlainEncoder):
         return samples.tobytes()
 
 
+_OPUS_RATES: Final = {22050: 24000, 44100: 48000}
+
+
+def encoded_rate(codec: str, rate: int) -> int:
+    """The rate (Hz) of audio that is asked for in `codec` at `rate`: Opus takes the next one above."""
+    return _OPUS_RATES.get(rate, rate) if codec == "opus" else rate
+
+
 def open_encoder(
     codec: str,
     *,

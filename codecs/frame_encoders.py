@@ -16,6 +16,7 @@ from av.audio.frame import AudioFrame
 from av.packet import Packet
 from numpy.typing import NDArray
 
+from duplex.codecs.encoders import encoded_rate
 from duplex.codecs.framing import adts_header, flac_header, mp3_info_frame
 from duplex.codecs.opus_streams import OpusOggStream, OpusRawStream, OpusStream, OpusWebmStream
 from duplex.codecs.pcm import Samples, SampleType
@@ -48,7 +49,6 @@ _OPUS_STREAMS: Final[dict[str, type[OpusStream]]] = {
     "webm": OpusWebmStream,
     "raw": OpusRawStream,
 }
-_OPUS_RATES: Final = {22050: 24000, 44100: 48000}
 _BIT_RATES: Final = {"mp3": (8_000, 320_000), "aac": (8_000, 288_000), "opus": (6_000, 256_000)}
 
 
@@ -292,7 +292,7 @@ def open_frame_encoder(
     """The encoder of a compressed codec; `duplex.codecs.encoders.open_encoder` has checked the names."""
     if codec == "flac":
         return FlacEncoder(input_rate, output_rate, total_samples)
-    rate = _OPUS_RATES.get(output_rate, output_rate) if codec == "opus" else output_rate
+    rate = encoded_rate(codec, output_rate)
     low, high = _BIT_RATES[codec]
     bits = _default_bit_rate(codec, rate) if bit_rate is None else bit_rate
     if isinstance(bits, bool) or not isinstance(bits, int) or not low <= bits <= high:

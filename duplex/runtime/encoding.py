@@ -60,6 +60,14 @@ class ResponseEncoder:
         self._taken = 0
         self._counted = 0
 
+    @property
+    def delay_ms(self) -> float:
+        """Silence that players hear before the first sample. AAC alone has some: ADTS cannot declare it."""
+        encoder = self._encoder
+        if encoder is None or encoder.codec != "aac":
+            return 0.0
+        return encoder.delay_samples / encoder.sample_rate * 1000
+
     async def encode(self, delta: AudioDelta) -> EncodedAudio:
         """Encode one piece.
 
@@ -140,13 +148,11 @@ def pieces(delta: AudioDelta) -> Iterator[AudioDelta]:
 
 def level_dbfs(samples: Samples) -> float:
     """RMS level, dB of full scale; `FLOOR_DBFS` for silence and for nothing."""
-    if len(samples) == 0:
+    size = len(samples)
+    if size == 0:
         return FLOOR_DBFS
-    if samples.dtype == np.int16:
-        wave = samples.astype(np.float32)
-        power = float(np.dot(wave, wave)) / len(wave) / (32768.0 * 32768.0)
-    else:
-        power = float(np.dot(samples, samples)) / len(samples)
-    if not power > 1e-12:
-        return FLOOR_DBFS
-    return 10 * math.log10(power)
+    wave = samples if samples.dtype == np.float32 else samples.astype(np.float32)
+    power = float(wave.dot(wave)) / size
+    if wave is not samples:
+        power /= 32768.0 * 32768.0
+    return 10 * math.log10(power) if power > 1e-12 else FLOOR_DBFS

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import msgspec
 import pybase64
@@ -18,9 +19,9 @@ from duplex.runtime.clock import Clock, Handle
 from duplex.runtime.faults import named
 from duplex.runtime.socket import Socket
 from duplex.runtime.tasks import Tasks
-from duplex.speech.fields import SocketConfig
-from duplex.speech.socket import (
+from duplex.speech.effects import (
     AbortUnit,
+    Accepted,
     Audio,
     CheckConfig,
     Close,
@@ -28,17 +29,20 @@ from duplex.speech.socket import (
     EndUnit,
     FeedUnit,
     SetTimer,
-    SpeechSocket,
     StartUnit,
     Tell,
 )
-from duplex.speech.synthesis import Job, Synthesis
+from duplex.speech.fields import SocketConfig
+from duplex.speech.places import Place
+from duplex.speech.socket import SpeechSocket
+from duplex.speech.synthesis import Job, Synthesis, check_whole, whole
 
 MAX_QUEUED_BYTES: Final = 1024 * 1024
 """Audio that waits for the socket; a unit whose audio would go over it is synthesised no further."""
-STOP_S: Final = 5.0
-"""Seconds that a model has to stop when its client is gone."""
-_MAX_JOBS: Final = 64
+MAX_URGENT: Final = 1024
+"""Messages but audio that wait for the socket: a client that asks on and reads nothing is cut off."""
+SLACK_S: Final = 1.0
+"""What the clean-up of a unit may take beyond the time that its model has to stop."""
 
 
 class SpeechConnection:
@@ -51,6 +55,7 @@ class SpeechConnection:
         clock: Clock,
         *,
         slow_reader_timeout_s: float,
+        config_timeout_s: float,
         count: Callable[[ErrorCode], None],
     ) -> None:
         self._socket = socket
@@ -58,14 +63,15 @@ class SpeechConnection:
         self._clock = clock
         self._slow_s = slow_reader_timeout_s
         self._count = count
-        self._core = SpeechSocket(None, clock.now(), rate_of=self._rate_of)
-        self._jobs: dict[int, tuple[SocketConfig, Job]] = {}
-        self._stray: set[asyncio.Task[Any]] = set()
-        self._tasks = Tasks(self._stray)
+        self._place: Place | None = None
+        self._core = SpeechSocket(None, clock.now(), config_timeout_s=config_timeout_s)
+        self._tasks = Tasks(synthesis.patience.stray)
         self._units: dict[int, _Unit] = {}
         self._urgent: deque[Frame] = deque()
         self._audio: deque[tuple[int, Frame]] = deque()
         self._audio_bytes = 0
+        self._whole_bytes = 0
+        """Of units that go out in one piece, from their first audio until they have left."""
         self._moved = asyncio.Event()
         self._timer: Handle | None = None
         self._slow_timer: Handle | None = None
@@ -73,8 +79,10 @@ class SpeechConnection:
         self.closed = False
         socket.watch(self._on_blocked, self._on_writable)
 
-    def open(self, preset: SocketConfig | None) -> None:
-        """The handshake is done; `preset` is what its query asked for."""
+    def open(self, preset: SocketConfig | None, place: Place) -> None:
+        """The handshake is done; `preset` is what its query asked for. The place is given back before the
+        client is told that the connection is over."""
+        self._place = place
         self._apply(self._core.opened(preset))
 
     def receive(self, frame: Frame) -> None:
@@ -98,6 +106,7 @@ class SpeechConnection:
 
     def _on_grace(self) -> None:
         self._apply(self._core.end(1012, "server draining"))
+        self._cut_off(1012, "server draining")
 
     async def close(self) -> None:
         """The socket is gone: stop all work."""
@@ -107,7 +116,7 @@ class SpeechConnection:
             if timer is not None:
                 timer.cancel()
         self._moved.set()
-        await self._tasks.stop(STOP_S)
+        await self._tasks.stop(self._synthesis.patience.stop_s + SLACK_S)
 
     # --- effects ------------------------------------------------------------------------------------
 
@@ -118,6 +127,8 @@ class SpeechConnection:
                     if effect.message["type"] == "error":
                         self._count(ErrorCode(effect.message["code"]))
                     self._urgent.append(_text(effect.message))
+                    if len(self._urgent) > MAX_URGENT:
+                        self._on_slow()
                 case Audio():
                     self._queue_audio(effect)
                 case StartUnit():
@@ -145,9 +156,11 @@ class SpeechConnection:
         self._audio_bytes += len(frame)
 
     def _start(self, effect: StartUnit) -> None:
-        unit = _Unit(effect.text, open=effect.open)
-        self._units[effect.unit] = unit
-        unit.task = self._tasks.start(self._speak(effect, unit), f"speech-unit-{effect.unit}")
+        serial = effect.unit
+        taken = partial(self._core.taken, serial) if effect.open else None
+        unit = _Unit(effect.text, open=effect.open, taken=taken)
+        self._units[serial] = unit
+        unit.task = self._tasks.start(self._speak(effect, unit), f"speech-unit-{serial}")
 
     def _abort(self, serial: int) -> None:
         unit = self._units.pop(serial)
@@ -161,53 +174,55 @@ class SpeechConnection:
     async def _check(self, effect: CheckConfig) -> None:
         try:
             job = await self._synthesis.prepare(effect.config)
-        except DuplexError as error:
-            self._apply(self._core.config_refused(error, effect.context))
         except Exception as error:
-            self._apply(self._core.config_refused(named(error, "checking the options"), effect.context))
+            fault = named(error, "checking the options")
+            self._apply(self._core.config_refused(fault, effect.context))
         else:
-            self._jobs[id(effect.config)] = (effect.config, job)
-            while len(self._jobs) > _MAX_JOBS:
-                del self._jobs[next(iter(self._jobs))]
-            self._apply(self._core.config_accepted(effect.config, effect.context))
-
-    def _rate_of(self, config: SocketConfig) -> int:
-        cached = self._jobs.get(id(config))
-        return cached[1].format.sample_rate if cached is not None else 24000
+            terms = Accepted(config=effect.config, sample_rate=job.format.sample_rate, job=job)
+            self._apply(self._core.config_accepted(terms, effect.context))
 
     # --- units --------------------------------------------------------------------------------------
 
     async def _speak(self, effect: StartUnit, unit: _Unit) -> None:
-        total = 0
-        finish_reason: str | None = None
+        spoken = _Spoken()
         fault: DuplexError | None = None
         try:
-            cached = self._jobs.get(id(effect.config))
-            job = cached[1] if cached is not None else await self._synthesis.prepare(effect.config)
-            config = effect.config
-            words: tuple[WordTime, ...] | None = ()
-            held: list[bytes] = []
-            async with contextlib.aclosing(self._synthesis.speak(job, unit.pieces())) as audio:
-                async for piece in audio:
-                    finish_reason = piece.finish_reason or finish_reason
-                    words = None if words is None or piece.words is None else words + piece.words
-                    total += len(piece.payload)
-                    if not config.stream_audio:
-                        held.append(piece.payload)
-                    elif piece.payload:
-                        self._send(effect.unit, piece.payload, words, config)
-                        words = ()
-                        await self._wait(lambda: self._audio_bytes < MAX_QUEUED_BYTES)
-            if held:
-                self._send(effect.unit, b"".join(held), words, config)
+            await self._speak_unit(effect, unit, spoken)
             # the unit is over when its audio has left: until then a cancel finds it running
             await self._wait(lambda: all(serial != effect.unit for serial, _ in self._audio))
-        except DuplexError as error:
-            fault = error
         except Exception as error:
             fault = named(error, "speaking")
+        finally:
+            if not effect.terms.config.stream_audio:
+                self._whole_bytes -= spoken.bytes
         self._units.pop(effect.unit, None)
-        self._apply(self._core.unit_ended(effect.unit, total, error=fault, finish_reason=finish_reason))
+        now = self._clock.now()
+        self._apply(
+            self._core.unit_ended(
+                effect.unit, spoken.bytes, now, error=fault, finish_reason=spoken.finish_reason
+            )
+        )
+
+    async def _speak_unit(self, effect: StartUnit, unit: _Unit, spoken: _Spoken) -> None:
+        job: Job = effect.terms.job
+        config = effect.terms.config
+        words: tuple[WordTime, ...] | None = ()
+        held: list[bytes] = []
+        async with contextlib.aclosing(self._synthesis.speak(job, unit.pieces())) as audio:
+            async for piece in audio:
+                spoken.finish_reason = piece.finish_reason or spoken.finish_reason
+                if config.stream_audio:
+                    spoken.bytes += len(piece.payload)
+                    self._send(effect.unit, piece.payload, piece.words, config)
+                    await self._wait(lambda: self._audio_bytes < MAX_QUEUED_BYTES)
+                else:
+                    words = None if words is None or piece.words is None else words + piece.words
+                    held.append(piece.payload)
+                    spoken.bytes += len(piece.payload)
+                    self._whole_bytes += len(piece.payload)
+                    check_whole(self._whole_bytes)
+        if any(held):
+            self._send(effect.unit, whole(job.format, held), words, config)
 
     def _send(
         self, serial: int, payload: bytes, words: tuple[WordTime, ...] | None, config: SocketConfig
@@ -233,10 +248,19 @@ class SpeechConnection:
             moved = True
         if moved:
             self._moved.set()
-        if self._closing is not None and not self._urgent and not self.closed:
-            self.closed = True
-            self._moved.set()
-            socket.close(self._closing.code, self._closing.reason)
+        if self._closing is not None and not self._urgent:
+            self._cut_off(self._closing.code, self._closing.reason)
+
+    def _cut_off(self, code: int, reason: str) -> None:
+        """Close now. The place is free before the client can know, so that it may come back at once."""
+        if self.closed:
+            return
+        self._core.closed = True
+        self.closed = True
+        self._moved.set()
+        if self._place is not None:
+            self._place.release()
+        self._socket.close(code, reason)
 
     def _on_blocked(self) -> None:
         if self._slow_timer is None and not self.closed:
@@ -250,9 +274,9 @@ class SpeechConnection:
 
     def _on_slow(self) -> None:
         """The peer does not read: nothing more can be told, so the close reason carries the name."""
-        self._core.closed = True
-        self.closed = True
-        self._socket.close(4408, "slow_reader")
+        if not self.closed:
+            self._count(ErrorCode.SLOW_READER)
+        self._cut_off(4408, "slow_reader")
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -262,11 +286,12 @@ class SpeechConnection:
 class _Unit:
     """The text of one running unit, as it comes."""
 
-    __slots__ = ("_queue", "task")
+    __slots__ = ("_queue", "_taken", "task")
 
-    def __init__(self, text: str, *, open: bool) -> None:
+    def __init__(self, text: str, *, open: bool, taken: Callable[[int], None] | None) -> None:
         self._queue: asyncio.Queue[str | None] = asyncio.Queue()
         self._queue.put_nowait(text)
+        self._taken = taken
         self.task: asyncio.Task[None] | None = None
         if not open:
             self.end()
@@ -279,7 +304,19 @@ class _Unit:
 
     async def pieces(self) -> AsyncIterator[str]:
         while (text := await self._queue.get()) is not None:
+            if self._taken is not None:
+                self._taken(len(text))
             yield text
+
+
+class _Spoken:
+    """What came of a unit so far."""
+
+    __slots__ = ("bytes", "finish_reason")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.finish_reason: str | None = None
 
 
 def _text(message: dict[str, object]) -> str:

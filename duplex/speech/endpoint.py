@@ -17,7 +17,9 @@ from duplex.server.websocket import TOO_LARGE
 from duplex.speech.connection import SpeechConnection
 from duplex.speech.fields import SocketConfig, parse_query
 from duplex.speech.http import SpeechRoutes
+from duplex.speech.http_voices import VoiceRoutes
 from duplex.speech.reference import ReferencePolicy
+from duplex.speech.speaking import Patience
 from duplex.speech.synthesis import Synthesis
 from duplex.speech.voices import VoiceStore
 
@@ -50,9 +52,13 @@ def speech_routes(gateway: Gateway) -> list[BaseRoute]:
         ),
         pool=gateway.encoders,
         most=config.max_speech_requests,
-        admit=gateway.check_open,
+        check=gateway.check_open,
         first_audio=gateway.metrics.ttfa.observe,
+        patience=Patience(
+            stall_s=config.response_stall_s, stop_s=config.abort_timeout_s, stray=gateway.stray
+        ),
     )
+    gateway.drainables.add(synthesis)
 
     def guard(request: Request) -> None:
         check_token(config.auth_token, request.headers, request.query_params)
@@ -61,7 +67,8 @@ def speech_routes(gateway: Gateway) -> list[BaseRoute]:
         gateway.metrics.errors[code] += 1
 
     return [
-        *SpeechRoutes(synthesis, guard, count).routes,
+        *SpeechRoutes(synthesis, guard, count, slow_reader_timeout_s=config.slow_reader_timeout_s).routes,
+        *VoiceRoutes(synthesis, guard, count).routes,
         WebSocketRoute(SOCKET_PATH, SpeechEndpoint(gateway, synthesis)),
     ]
 
@@ -84,6 +91,7 @@ class SpeechEndpoint:
             self._synthesis,
             gateway.clock,
             slow_reader_timeout_s=gateway.config.slow_reader_timeout_s,
+            config_timeout_s=gateway.config.config_timeout_s,
             count=self._count,
         )
         query = query_of(scope)
@@ -92,28 +100,30 @@ class SpeechEndpoint:
         }
         try:
             check_token(gateway.config.auth_token, headers, query)
-            with self._synthesis.admitted():
-                await self._serve(connection, query, receive)
+            preset = parse_query(query, SocketConfig)
+            place = self._synthesis.places.take()
         except DuplexError as error:
             connection.refuse(error)
-        finally:
             await connection.close()
-
-    async def _serve(self, connection: SpeechConnection, query: dict[str, str], receive: Receive) -> None:
-        preset = parse_query(query, SocketConfig)
-        gateway = self._gateway
-        gateway.drainables.add(connection)
-        try:
-            connection.open(preset if preset != SocketConfig() or "model" in query else None)
-            while (message := await receive())["type"] != "websocket.disconnect":
-                if message["type"] == TOO_LARGE:
-                    too_large = DuplexError(ErrorCode.MESSAGE_TOO_LARGE, "the message is too large")
-                    connection.fail(too_large)
-                elif message["type"] == "websocket.receive":
-                    text = message.get("text")
-                    connection.receive(text if text is not None else message["bytes"])
-        finally:
-            gateway.drainables.discard(connection)
+            return
+        with place:
+            gateway.drainables.add(connection)
+            try:
+                connection.open(preset, place)
+                await _hand_over(connection, receive)
+            finally:
+                gateway.drainables.discard(connection)
+                await connection.close()
 
     def _count(self, code: ErrorCode) -> None:
         self._gateway.metrics.errors[code] += 1
+
+
+async def _hand_over(connection: SpeechConnection, receive: Receive) -> None:
+    """Give the connection what the client sends, until it is gone."""
+    while (message := await receive())["type"] != "websocket.disconnect":
+        if message["type"] == TOO_LARGE:
+            connection.fail(DuplexError(ErrorCode.MESSAGE_TOO_LARGE, "the message is too large"))
+        elif message["type"] == "websocket.receive":
+            text = message.get("text")
+            connection.receive(text if text is not None else message["bytes"])

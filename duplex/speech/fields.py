@@ -24,6 +24,8 @@ MAX_INSTRUCTIONS: Final = 500
 """Characters; the limit of Qwen3-TTS."""
 EMBEDDING_SIZES: Final = (1024, 2048)
 """Floats of a speaker embedding: 0.6B and 1.7B checkpoints of Qwen3-TTS."""
+_MAX_ECHO: Final = 200
+"""Characters of a client's own words that an error repeats."""
 MEDIA_TYPES: Final[dict[str, str]] = {
     "wav": "audio/wav",
     "pcm": "audio/pcm",
@@ -146,21 +148,29 @@ def parse(
     Raises:
         DuplexError: `UNKNOWN_FIELD`, `INVALID_VALUE`, `EMPTY_INPUT`, with `param` where it is known.
     """
-    merged = {**(msgspec.to_builtins(base) if base is not None else {}), **raw}
-    if "voice" in raw or "speaker" in raw:  # two spellings of one thing: the newer one counts
-        for name in ("voice", "speaker"):
-            if name not in raw:
-                merged.pop(name, None)
+    merged = over(msgspec.to_builtins(base) if base is not None else {}, raw)
     for name in raw:
         if name not in kind.__struct_fields__:
+            name = name[:_MAX_ECHO]
             raise DuplexError(ErrorCode.UNKNOWN_FIELD, f"unknown field: {name}", param=name)
     return _convert(merged, kind, strict=True)
 
 
-def parse_query(query: Mapping[str, str], kind: type[SpeechFieldsT]) -> SpeechFieldsT:
-    """Fields from query parameters: the same names, values as text; other parameters are not ours."""
+def over(base: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the fields of `raw` over it. Two spellings are of one field: the newer one counts."""
+    merged = {**base, **raw}
+    if "voice" in raw or "speaker" in raw:
+        for name in ("voice", "speaker"):
+            if name not in raw:
+                merged.pop(name, None)
+    return merged
+
+
+def parse_query(query: Mapping[str, str], kind: type[SpeechFieldsT]) -> SpeechFieldsT | None:
+    """Fields from query parameters: the same names, values as text. None when none of them is there; other
+    parameters are not ours."""
     known = {name: value for name, value in query.items() if name in kind.__struct_fields__}
-    return _convert(known, kind, strict=False)
+    return _convert(known, kind, strict=False) if known else None
 
 
 def _convert(values: Mapping[str, Any], kind: type[SpeechFieldsT], *, strict: bool) -> SpeechFieldsT:
@@ -171,6 +181,8 @@ def _convert(values: Mapping[str, Any], kind: type[SpeechFieldsT], *, strict: bo
         param = words.rpartition("`$.")[2].rstrip("`") if "`$." in words else None
         if "missing required field" in words:
             param = words.split("`")[1]
+        if len(words) > _MAX_ECHO:  # it tells the value, which may be long
+            words = f"{words[:_MAX_ECHO]}…"
         raise DuplexError(ErrorCode.INVALID_VALUE, words, param=param) from None
     fields.check()
     return fields

@@ -1,4 +1,4 @@
-"""`POST /v1/audio/speech`, its batch, and the voices endpoints."""
+"""`POST /v1/audio/speech` and its batch."""
 
 from __future__ import annotations
 
@@ -6,130 +6,120 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Any, Final
 
 import msgspec
 import pybase64
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from duplex.codecs.encoders import wav_header
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.speech.fields import MEDIA_TYPES, SpeechBody, parse
-from duplex.speech.synthesis import Encoded, Job, Synthesis, once, usage
-from duplex.speech.voices import MAX_VOICE_BYTES
+from duplex.speech.fields import MEDIA_TYPES, SpeechBody, over, parse
+from duplex.speech.http_common import Count, Guard, Stream, error_body, guarded, json_body, unless_gone
+from duplex.speech.places import Place
+from duplex.speech.synthesis import Encoded, Job, Synthesis, check_whole, once, usage, whole
 
 MAX_BODY_BYTES: Final = 32 * 1024 * 1024
 """Of a speech or batch request: reference audio of 10 MB for several items, in base64."""
 MAX_ITEMS: Final = 32
+ITEMS_AT_ONCE: Final = 4
+"""Items of one batch that are spoken at the same time."""
 MAX_TIMESTAMP_HEADER: Final = 4096
 """Bytes; servers and proxies refuse longer headers."""
-RETRY_AFTER_S: Final = 1
-_TYPES: Final = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    404: "NotFoundError",
-    409: "ConflictError",
-    413: "RequestTooLargeError",
-    429: "RateLimitError",
-    503: "ServiceUnavailableError",
-}
-
-T = TypeVar("T")
-Guard: TypeAlias = Callable[[Request], None]
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 class SpeechRoutes:
-    """The HTTP face. `guard` raises `DuplexError(UNAUTHORIZED)` for a request that may not pass."""
+    """The HTTP face. `guard` raises `DuplexError(UNAUTHORIZED)` for a request that may not pass; `count` is
+    told of every fault; a client that does not read is cut off after `slow_reader_timeout_s`."""
 
-    def __init__(self, synthesis: Synthesis, guard: Guard, count: Callable[[ErrorCode], None]) -> None:
+    def __init__(
+        self, synthesis: Synthesis, guard: Guard, count: Count, *, slow_reader_timeout_s: float = 10.0
+    ) -> None:
         self._synthesis = synthesis
         self._guard = guard
         self._count = count
+        self._slow_s = slow_reader_timeout_s
 
     @property
     def routes(self) -> list[Route]:
         """For the server's application."""
+        handlers = {"/v1/audio/speech": self.speech, "/v1/audio/speech/batch": self.batch}
         return [
-            Route("/v1/audio/speech", self._named(self.speech), methods=["POST"]),
-            Route("/v1/audio/speech/batch", self._named(self.batch), methods=["POST"]),
-            Route("/v1/audio/voices", self._named(self.list_voices), methods=["GET"]),
-            Route("/v1/audio/voices", self._named(self.add_voice), methods=["POST"]),
-            Route("/v1/audio/voices/{name}", self._named(self.remove_voice), methods=["DELETE"]),
+            Route(path, guarded(handler, self._guard, self._count), methods=["POST"])
+            for path, handler in handlers.items()
         ]
-
-    def _named(self, handler: Handler) -> Handler:
-        """The handler, behind the guard; its faults as JSON in OpenAI's shape."""
-
-        async def handle(request: Request) -> Response:
-            try:
-                self._guard(request)
-                return await handler(request)
-            except DuplexError as error:
-                self._count(error.code)
-                return error_response(error)
-            except ClientDisconnect:
-                return Response(status_code=499)
-
-        return handle
-
-    # --- speech -------------------------------------------------------------------------------------
 
     async def speech(self, request: Request) -> Response:
         """One text. Streams as it is made, but for a WAV or word times in a header, which need the whole."""
-        body = parse(await _json(request), SpeechBody)
-        job = await self._synthesis.prepare(body)
-        stack = contextlib.ExitStack()
-        stack.enter_context(self._synthesis.admitted())
+        body = parse(await json_body(request, MAX_BODY_BYTES), SpeechBody)
+        _check_words(body)
+        place = self._synthesis.places.take()
         try:
+            job = await unless_gone(request.receive, self._synthesis.prepare(body))
             if body.stream_format == "sse":
-                return await self._stream(self._sse(job, body), stack, "text/event-stream")
+                return await self._streamed(request, job, self._sse(job, body, place), place, sse=True)
             streams = body.stream or body.stream_format == "audio"
-            whole = body.word_timestamps or body.response_format == "wav"
-            if streams or not whole:
-                return await self._stream(self._bytes(job, body), stack, _media_type(body))
+            if streams or not (body.word_timestamps or body.response_format == "wav"):
+                return await self._streamed(request, job, self._bytes(job, body), place)
+            parts = await unless_gone(request.receive, self._collect(job, body, _Room()))
         except BaseException:
-            stack.close()
+            place.release()
             raise
-        with stack:
-            parts = await _unless_gone(request, self._collect(job, body))
+        place.release()
         return _whole_response(job, body, parts)
 
-    async def _stream(
-        self, chunks: AsyncGenerator[bytes, None], stack: contextlib.ExitStack, media_type: str
+    async def _streamed(
+        self,
+        request: Request,
+        job: Job,
+        chunks: AsyncGenerator[bytes, None],
+        place: Place,
+        *,
+        sse: bool = False,
     ) -> Response:
         """A response that has its first chunk: what fails before it still gets a status of its own."""
-        first = await anext(chunks, b"")
+        try:
+            first = await unless_gone(request.receive, anext(chunks))
+        except BaseException:
+            await chunks.aclose()
+            raise
+        return Stream(
+            first,
+            chunks,
+            place,
+            media_type="text/event-stream" if sse else MEDIA_TYPES[_format(job)],
+            headers=_rate(job) | ({"Cache-Control": "no-store"} if sse else {}),
+            slow_reader_timeout_s=self._slow_s,
+            count=self._count,
+        )
 
-        async def body() -> AsyncIterator[bytes]:
-            with stack:
-                async with contextlib.aclosing(chunks):
-                    if first:
-                        yield first
-                    async for chunk in chunks:
-                        yield chunk
-
-        return StreamingResponse(body(), media_type=media_type)
+    async def _speak(self, job: Job, body: SpeechBody) -> AsyncGenerator[Encoded, None]:
+        """The pieces. Raises `EMPTY_INPUT` when the model finds nothing to say in the text."""
+        audio_ms = 0.0
+        async with contextlib.aclosing(self._synthesis.speak(job, once(body.input))) as audio:
+            async for piece in audio:
+                audio_ms += piece.duration_ms
+                if piece.finish_reason is not None and audio_ms == 0.0:
+                    words = "there are no words to speak in the input"
+                    raise DuplexError(ErrorCode.EMPTY_INPUT, words, param="input")
+                yield piece
 
     async def _bytes(self, job: Job, body: SpeechBody) -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(self._synthesis.speak(job, once(body.input))) as audio:
+        async with contextlib.aclosing(self._speak(job, body)) as audio:
             async for piece in audio:
                 if piece.payload:
                     yield piece.payload
 
-    async def _sse(self, job: Job, body: SpeechBody) -> AsyncGenerator[bytes, None]:
+    async def _sse(self, job: Job, body: SpeechBody, place: Place) -> AsyncGenerator[bytes, None]:
         audio_ms = 0.0
         begun = False
         try:
-            async with contextlib.aclosing(self._synthesis.speak(job, once(body.input))) as audio:
+            async with contextlib.aclosing(self._speak(job, body)) as audio:
                 async for piece in audio:
                     audio_ms += piece.duration_ms
-                    if not piece.payload:
+                    if not (piece.payload or piece.words):
                         continue
                     delta: dict[str, Any] = {
                         "type": "speech.audio.delta",
@@ -143,25 +133,35 @@ class SpeechRoutes:
             if not begun:
                 raise
             self._count(error.code)
+            place.release()
             yield _event({"type": "error", **error_body(error)})
             return
+        place.release()  # whoever reads the last event may come back at once
         yield _event({"type": "speech.audio.done", "usage": usage(body.input, audio_ms)})
 
-    async def _collect(self, job: Job, body: SpeechBody) -> list[Encoded]:
-        async with contextlib.aclosing(self._synthesis.speak(job, once(body.input))) as audio:
-            return [piece async for piece in audio]
+    async def _collect(self, job: Job, body: SpeechBody, room: _Room) -> list[Encoded]:
+        parts: list[Encoded] = []
+        async with contextlib.aclosing(self._speak(job, body)) as audio:
+            async for piece in audio:
+                room.take(len(piece.payload))
+                parts.append(piece)
+        return parts
+
+    # --- batch --------------------------------------------------------------------------------------
 
     async def batch(self, request: Request) -> Response:
         """Several texts; one item's failure is its own."""
-        raw = await _json(request)
+        raw = await json_body(request, MAX_BODY_BYTES)
         items = raw.pop("items", None)
         if not isinstance(items, list) or not 1 <= len(items) <= MAX_ITEMS:
             raise DuplexError(
                 ErrorCode.INVALID_VALUE, f"items must be a list of 1 to {MAX_ITEMS} objects", param="items"
             )
-        with self._synthesis.admitted():
-            work = asyncio.gather(*(self._item(n, raw, item) for n, item in enumerate(items)))
-            results = await _unless_gone(request, work)
+        for name in ("input", "stream", "stream_format"):
+            if name in raw:
+                raise DuplexError(ErrorCode.UNKNOWN_FIELD, f"unknown field: {name}", param=name)
+        with self._synthesis.places.take():
+            results = await unless_gone(request.receive, self._items(raw, items))
         failed = sum(result["status"] == "error" for result in results)
         return JSONResponse(
             {
@@ -173,155 +173,76 @@ class SpeechRoutes:
             }
         )
 
-    async def _item(self, index: int, defaults: dict[str, Any], item: object) -> dict[str, Any]:
+    async def _items(self, defaults: dict[str, Any], items: list[object]) -> list[dict[str, Any]]:
+        room = _Room()
+        turns = asyncio.Semaphore(ITEMS_AT_ONCE)
+
+        async def one(index: int, item: object) -> dict[str, Any]:
+            async with turns:
+                return await self._item(index, defaults, item, room)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(index, item)) for index, item in enumerate(items)]
+        return [task.result() for task in tasks]
+
+    async def _item(self, index: int, defaults: dict[str, Any], item: object, room: _Room) -> dict[str, Any]:
         try:
             if not isinstance(item, dict):
                 raise DuplexError(ErrorCode.NOT_AN_OBJECT, f"items[{index}] must be an object")
             for name in ("stream", "stream_format"):
-                if name in item or name in defaults:
+                if name in item:
                     raise DuplexError(ErrorCode.UNKNOWN_FIELD, f"unknown field: {name}", param=name)
-            body = parse({**defaults, **item}, SpeechBody)
+            body = parse(over(defaults, item), SpeechBody)
             job = await self._synthesis.prepare(body)
-            parts = await self._collect(job, body)
+            parts = await self._collect(job, body, room)
         except DuplexError as error:
             self._count(error.code)
-            return {"index": index, "status": "error", "error": error.message, **_code(error)}
+            fault = {"error": error.message, "param": error.param, "error_code": error.code.value}
+            return {"index": index, "status": "error", **fault}
+        data = whole(job.format, (part.payload for part in parts))
         result: dict[str, Any] = {
             "index": index,
             "status": "success",
-            "audio_data": pybase64.b64encode(_join(job, parts)).decode("ascii"),
-            "media_type": _media_type(body),
+            "audio_data": pybase64.b64encode(data).decode("ascii"),
+            "media_type": MEDIA_TYPES[body.response_format],
+            "sample_rate": job.format.sample_rate,
             "usage": usage(body.input, sum(part.duration_ms for part in parts)),
         }
         if body.word_timestamps:
             result["timestamps"] = _timestamps(parts)
         return result
 
-    # --- voices -------------------------------------------------------------------------------------
 
-    async def list_voices(self, request: Request) -> Response:
-        """Names that `voice` may have, of one model (`?model=`) or of the default one, and the uploads."""
-        _, adapter = self._synthesis.model(request.query_params.get("model"))
-        own = adapter.speech.voices
-        store = self._synthesis.voices
-        names = [name for voice in own for name in (voice.id, *voice.aliases)]
-        return JSONResponse(
-            {
-                "voices": [*dict.fromkeys([*names, *store.precomputed])],
-                "uploaded_voices": [msgspec.to_builtins(record) for record in store.uploaded],
-                "details": [msgspec.to_builtins(voice) for voice in own],
-            }
+class _Room:
+    """Bytes of audio that one request may hold."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def take(self, size: int) -> None:
+        self._taken += size
+        check_whole(self._taken)
+
+
+def _check_words(body: SpeechBody) -> None:
+    if body.word_timestamps and body.stream_format != "sse" and (body.stream or body.stream_format):
+        raise DuplexError(
+            ErrorCode.INVALID_VALUE,
+            "a streamed body has no place for word times: ask for stream_format='sse', or do not stream",
+            param="word_timestamps",
         )
-
-    async def add_voice(self, request: Request) -> Response:
-        """Upload a recording. The same upload again changes nothing and is answered alike, with 200."""
-        _check_length(request, MAX_VOICE_BYTES + 64 * 1024)
-        try:
-            async with request.form(max_files=1, max_fields=8) as form:
-                fields = {
-                    name: str(form.get(name) or "")
-                    for name in ("name", "consent", "ref_text", "speaker_description")
-                }
-                sample = form.get("audio_sample")
-                if not isinstance(sample, UploadFile):
-                    raise DuplexError(
-                        ErrorCode.INVALID_VALUE, "audio_sample must be a file", param="audio_sample"
-                    )
-                audio = await sample.read(MAX_VOICE_BYTES + 1)
-                kind = sample.content_type or ""
-        except MultiPartException as error:
-            raise DuplexError(ErrorCode.INVALID_VALUE, error.message) from None
-        record, new = await asyncio.to_thread(
-            self._synthesis.voices.add, audio=audio, mime_type=kind, **fields
-        )
-        return JSONResponse(
-            {"success": True, "voice": msgspec.to_builtins(record)}, status_code=201 if new else 200
-        )
-
-    async def remove_voice(self, request: Request) -> Response:
-        """Delete an upload."""
-        name = request.path_params["name"]
-        await asyncio.to_thread(self._synthesis.voices.remove, name)
-        return JSONResponse({"success": True, "message": f"voice {name} deleted"})
-
-
-def error_body(error: DuplexError) -> dict[str, Any]:
-    """OpenAI's error object; `code` is the HTTP status, `error_code` ours."""
-    status = error.code.traits.http_status
-    kind = _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
-    return {
-        "error": {
-            "message": error.message,
-            "type": kind,
-            "param": error.param,
-            "code": status,
-            "error_code": error.code.value,
-        }
-    }
-
-
-def error_response(error: DuplexError) -> Response:
-    """A named fault as an HTTP answer."""
-    status = error.code.traits.http_status
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else None
-    return JSONResponse(error_body(error), status_code=status, headers=headers)
-
-
-async def _json(request: Request) -> dict[str, Any]:
-    _check_length(request, MAX_BODY_BYTES)
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_BODY_BYTES:
-            raise _too_large(MAX_BODY_BYTES)
-    try:
-        raw = msgspec.json.decode(bytes(data))
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise DuplexError(ErrorCode.INVALID_JSON, f"the body is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise DuplexError(ErrorCode.NOT_AN_OBJECT, "the body must be a JSON object")
-    return raw
-
-
-def _check_length(request: Request, most: int) -> None:
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > most:
-        raise _too_large(most)
-
-
-def _too_large(most: int) -> DuplexError:
-    return DuplexError(ErrorCode.MEDIA_TOO_LARGE, f"the body has over {most} bytes")
-
-
-async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled when the client hangs up."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_hang_up(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return await task
-    finally:
-        for other in (task, gone):
-            other.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _hang_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _whole_response(job: Job, body: SpeechBody, parts: list[Encoded]) -> Response:
-    headers = {}
+    headers = _rate(job)
     if body.word_timestamps:
         words = json.dumps(_timestamps(parts), separators=(",", ":"))  # ASCII, as headers must be
         if len(words) <= MAX_TIMESTAMP_HEADER:
             headers["X-Word-Timestamps"] = words
         else:
             headers["X-Word-Timestamps-Omitted"] = str(len(words))
-    return Response(_join(job, parts), media_type=_media_type(body), headers=headers)
+    data = whole(job.format, (part.payload for part in parts))
+    return Response(data, media_type=MEDIA_TYPES[body.response_format], headers=headers)
 
 
 def _timestamps(parts: list[Encoded]) -> list[Any] | None:
@@ -330,21 +251,12 @@ def _timestamps(parts: list[Encoded]) -> list[Any] | None:
     return [msgspec.to_builtins(word) for part in parts for word in part.words or ()]
 
 
-def _join(job: Job, parts: list[Encoded]) -> bytes:
-    data = b"".join(part.payload for part in parts)
-    if job.format.codec != "wav":
-        return data
-    # the stream's header could not know the length; a file's should
-    samples = data[len(wav_header(job.format.sample_rate)) :]
-    return wav_header(job.format.sample_rate, len(samples) // 2) + samples
+def _rate(job: Job) -> dict[str, str]:
+    return {"X-Sample-Rate": str(job.format.sample_rate)}
 
 
-def _media_type(body: SpeechBody) -> str:
-    return MEDIA_TYPES[body.response_format]
-
-
-def _code(error: DuplexError) -> dict[str, str]:
-    return {"error_code": error.code.value}
+def _format(job: Job) -> str:
+    return "pcm" if job.format.codec == "pcm_s16le" else job.format.codec
 
 
 def _event(message: dict[str, Any]) -> bytes:

@@ -5,12 +5,14 @@ Blocking: callers run these functions off the event loop.
 
 from __future__ import annotations
 
+import http.client
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 import msgspec
 import pybase64
@@ -26,6 +28,7 @@ LIMITS: Final = DecodeLimits(
 )
 """What a reference may unpack to."""
 FETCH_TIMEOUT_S: Final = 10.0
+_PART_BYTES: Final = 64 * 1024
 
 
 class ReferencePolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,14 +85,14 @@ def _data_url(url: str) -> bytes:
 
 
 def _file_url(url: str, folder: Path | None) -> bytes:
-    parts = urlsplit(url)
+    parts = _split(url)
     if folder is None or parts.netloc not in ("", "localhost"):
         raise _refused("file URLs are not allowed here")
     # the same words for what is outside and what is missing: nothing of the disk is told
     refused = _refused("no such file in the allowed folder")
     try:
         path = Path(urllib.parse.unquote(parts.path)).resolve()
-        if not path.is_relative_to(folder.resolve()):
+        if not path.is_relative_to(folder.resolve()) or not path.is_file():  # a pipe would never end
             raise refused
         with path.open("rb") as file:
             data = file.read(MAX_REFERENCE_BYTES + 1)
@@ -108,17 +111,29 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _http_url(url: str, hosts: frozenset[str]) -> bytes:
-    if urlsplit(url).netloc.lower() not in hosts:
+    if _split(url).netloc.lower() not in hosts:
         raise _refused("http URLs of this host are not allowed here")
     opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + FETCH_TIMEOUT_S
+    data = bytearray()
     try:
         with opener.open(url, timeout=FETCH_TIMEOUT_S) as response:
-            data: bytes = response.read(MAX_REFERENCE_BYTES + 1)
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        raise _refused(f"ref_audio could not be fetched: {getattr(error, 'reason', error)}") from None
-    if len(data) > MAX_REFERENCE_BYTES:
-        raise _too_large()
-    return data
+            while part := response.read1(_PART_BYTES):
+                data += part
+                if len(data) > MAX_REFERENCE_BYTES:
+                    raise _too_large()
+                if time.monotonic() > deadline:  # a host that sends a byte now and then
+                    raise TimeoutError("timed out")
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+        raise _refused(f"ref_audio could not be fetched: {getattr(error, 'reason', error)}"[:200]) from None
+    return bytes(data)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise _refused("ref_audio is no URL") from None
 
 
 def _refused(words: str) -> DuplexError:

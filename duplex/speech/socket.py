@@ -4,151 +4,72 @@ A socket has contexts: independent lines of speech, the unnamed one and those a 
 *utterances* one after another; an utterance is the text up to `input.done`; it is spoken in *units*
 (sentences, clauses, or all of it), one at a time. Units get a serial number; what arrives for a unit that is
 not its context's running one is dropped here, so nothing follows `audio.cancelled`.
+
+While a model checks a configuration, what its contexts send waits for the outcome; other contexts go on.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
 from duplex.adapters.speech import WordTime
-from duplex.adapters.text import Splitter
 from duplex.core.errors import DuplexError, ErrorCode
+from duplex.speech.contexts import Context, Utterance
+from duplex.speech.effects import (
+    AbortUnit,
+    Accepted,
+    Audio,
+    CheckConfig,
+    Close,
+    Effect,
+    EndUnit,
+    FeedUnit,
+    SetTimer,
+    StartUnit,
+    Tell,
+)
 from duplex.speech.fields import SocketConfig, parse
+from duplex.speech.messages import MAX_CONFIG_BYTES, context_id, decode
 
 MAX_CONTEXTS: Final = 32
-MAX_CONTEXT_ID: Final = 128
-MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
+"""Contexts that are known at a time; of those that are silent the one used longest ago makes room."""
 MAX_TEXT_BYTES: Final = 128 * 1024
 MAX_PENDING_CHARACTERS: Final = 512 * 1024
 """Text of all contexts that waits to be spoken."""
+MAX_HELD: Final = 256
+"""Messages that may wait for a configuration's outcome, and twice `MAX_CONFIG_BYTES` of them."""
 CONFIG_TIMEOUT_S: Final = 10.0
 IDLE_TIMEOUT_S: Final = 30.0
 MAX_ERRORS: Final = 16
 """Bad messages in a row before the connection is closed (4400)."""
 
-
-class _Effect(msgspec.Struct, frozen=True, kw_only=True):
-    pass
-
-
-class Tell(_Effect, frozen=True, kw_only=True):
-    """Send this JSON object."""
-
-    message: dict[str, Any]
-
-
-class Audio(_Effect, frozen=True, kw_only=True):
-    """Send the unit's audio: as a binary frame, or in JSON with its word times."""
-
-    unit: int
-    payload: bytes
-    json: dict[str, Any] | None = None
-
-
-class StartUnit(_Effect, frozen=True, kw_only=True):
-    """Synthesise. `text` is complete unless `open`: then more comes by `FeedUnit` and ends by `EndUnit`."""
-
-    unit: int
-    text: str
-    config: SocketConfig
-    open: bool = False
-
-
-class FeedUnit(_Effect, frozen=True, kw_only=True):
-    unit: int
-    text: str
-
-
-class EndUnit(_Effect, frozen=True, kw_only=True):
-    unit: int
-
-
-class AbortUnit(_Effect, frozen=True, kw_only=True):
-    """Stop the work and drop what is queued of it."""
-
-    unit: int
-
-
-class CheckConfig(_Effect, frozen=True, kw_only=True):
-    """Ask the model whether it can serve this; answer with `config_accepted` or `config_refused`."""
-
-    config: SocketConfig
-    context: str | None
-
-
-class SetTimer(_Effect, frozen=True, kw_only=True):
-    """Call `timer(now)` at `at`, seconds; replaces the one before."""
-
-    at: float
-
-
-class Close(_Effect, frozen=True, kw_only=True):
-    code: int
-    reason: str
-
-
-Effect: TypeAlias = Tell | Audio | StartUnit | FeedUnit | EndUnit | AbortUnit | CheckConfig | SetTimer | Close
-
-
-class _Utterance:
-    __slots__ = ("config", "count", "ended", "index", "pending", "splitter")
-
-    def __init__(self, index: int, config: SocketConfig) -> None:
-        self.index = index
-        self.config = config
-        self.splitter = Splitter(config.split_granularity)
-        self.pending: deque[str] = deque()
-        self.count = 0
-        """Units handed out or pending so far."""
-        self.ended = False
-
-
-class _Context:
-    __slots__ = ("chunk", "config", "id", "next_index", "running", "sentence", "utterances")
-
-    def __init__(self, id: str | None) -> None:
-        self.id = id
-        self.config: SocketConfig | None = None
-        self.utterances: deque[_Utterance] = deque()
-        self.next_index = 0
-        self.running: int | None = None
-        self.sentence = 0
-        self.chunk = 0
-
-    @property
-    def open_utterance(self) -> _Utterance | None:
-        """The utterance that still takes text."""
-        last = self.utterances[-1] if self.utterances else None
-        return last if last is not None and not last.ended else None
-
-    @property
-    def tag(self) -> dict[str, Any]:
-        return {} if self.id is None else {"context_id": self.id}
+_WAITING = frozenset({"session.config", "input.text", "input.done", "session.close"})
+"""Messages that come after a configuration that is being checked."""
 
 
 class SpeechSocket:
-    """One connection. `config` None: the client has to send `session.config` first.
-
-    `rate_of` gives the output rate (Hz) of an accepted configuration that names none.
-    """
+    """One connection. `terms` None: the client has to send `session.config` first."""
 
     def __init__(
-        self, config: SocketConfig | None, now: float, *, rate_of: Callable[[SocketConfig], int]
+        self, terms: Accepted | None, now: float, *, config_timeout_s: float = CONFIG_TIMEOUT_S
     ) -> None:
-        self.config = config
-        self._rate_of = rate_of
+        self.terms = terms
         self.closed = False
-        self._contexts: dict[str | None, _Context] = {}
-        self._units: dict[int, _Context] = {}
+        self._configured = terms is not None
+        self._preset = False
+        """What is being checked came with the handshake, and nothing else can replace it."""
+        self._contexts: dict[str | None, Context] = {}
+        self._units: dict[int, Context] = {}
         self._serial = 0
         self._errors = 0
-        self._checking = 0
-        self._draining = False
-        self._held: deque[dict[str, Any]] = deque()
+        self._checking: list[str | None] = []
+        self._held: deque[tuple[dict[str, Any], int]] = deque()
+        self._ending: Close | None = None
+        self._opened_at = now
+        self._config_timeout_s = config_timeout_s
         self._last_activity = now
 
     @property
@@ -160,7 +81,8 @@ class SpeechSocket:
         """The client is there; `preset` came with the handshake."""
         effects: list[Effect] = [SetTimer(at=self._due())]
         if preset is not None:
-            self._checking += 1
+            self._preset = True
+            self._checking.append(None)
             effects.append(CheckConfig(config=preset, context=None))
         return effects
 
@@ -171,42 +93,45 @@ class SpeechSocket:
         if self.closed:
             return []
         self._last_activity = now
-        context: str | None = None
+        name: object = None
         try:
-            message = self._decode(frame)
-            context = message.get("context_id")
-            effects = self._dispatch(message)
+            message = decode(frame)
+            name = message.get("context_id")
+            context_id(message)
+            effects = self._take(message, len(frame))
         except DuplexError as error:
             self._errors += 1
-            effects = self._refuse(error, context if isinstance(context, str) else None)
+            effects = self._refuse(error, name)
             if self._errors >= MAX_ERRORS and not self.closed:
                 effects += self.end(4400, f"{self._errors} bad messages in a row")
             return effects
         self._errors = 0
         return effects
 
-    def _decode(self, frame: str | bytes) -> dict[str, Any]:
-        if isinstance(frame, bytes):
-            raise DuplexError(ErrorCode.INVALID_FRAME, "binary frames are not expected; send JSON text")
-        if len(frame) > MAX_CONFIG_BYTES:
-            raise DuplexError(ErrorCode.MESSAGE_TOO_LARGE, f"message over {MAX_CONFIG_BYTES} bytes")
-        try:
-            message = msgspec.json.decode(frame)
-        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
-            raise DuplexError(ErrorCode.INVALID_JSON, f"message is not JSON: {error}") from None
-        if not isinstance(message, dict):
-            raise DuplexError(ErrorCode.NOT_AN_OBJECT, "message must be a JSON object")
-        if not isinstance(message.get("type"), str):
-            raise DuplexError(ErrorCode.MISSING_TYPE, "message needs a string `type`", param="type")
-        return message
+    def _take(self, message: dict[str, Any], size: int) -> list[Effect]:
+        """Do what the message asks, or hold it until a configuration before it is accepted or refused."""
+        if not self._has_to_wait(message):
+            return self._dispatch(message)
+        sizes = sum(held for _, held in self._held)
+        if len(self._held) >= MAX_HELD or sizes + size > 2 * MAX_CONFIG_BYTES:
+            raise DuplexError(ErrorCode.INPUT_OVERFLOW, "too many messages before the configuration")
+        self._held.append((message, size))
+        return []
+
+    def _has_to_wait(self, message: dict[str, Any]) -> bool:
+        if message["type"] not in _WAITING or not (self._checking or self._held):
+            return False
+        name = message.get("context_id")
+        ahead = [(held.get("context_id"), held["type"]) for held, _ in self._held]
+        return (
+            _concerns_all(message)
+            or None in self._checking
+            or name in self._checking
+            or any(other == name for other, _ in ahead)
+            or any(other is None and kind == "session.config" for other, kind in ahead)
+        )
 
     def _dispatch(self, message: dict[str, Any]) -> list[Effect]:
-        if self._checking and message["type"] in ("session.config", "input.text", "input.done"):
-            # a configuration is being checked: what follows it must see its outcome
-            if len(self._held) >= 64:
-                raise DuplexError(ErrorCode.INPUT_OVERFLOW, "too many messages before the configuration")
-            self._held.append(message)
-            return []
         match message["type"]:
             case "session.config":
                 return self._configure(message)
@@ -217,12 +142,12 @@ class SpeechSocket:
             case "input.cancel":
                 return self._cancel(message)
             case "session.close":
-                return self.end(1000, "closed by the client")
+                return self._close()
             case kind:
                 raise DuplexError(ErrorCode.UNKNOWN_TYPE, f"unknown message type: {kind[:64]}", param="type")
 
     def _configure(self, message: dict[str, Any]) -> list[Effect]:
-        name = self._context_id(message)
+        name = message.get("context_id")
         touched = [self._contexts[name]] if name in self._contexts else []
         if name is None:
             touched = list(self._contexts.values())
@@ -232,33 +157,53 @@ class SpeechSocket:
                 "session.config is refused while an utterance is open; the old one stays",
             )
         raw = {key: value for key, value in message.items() if key not in ("type", "context_id")}
-        base = self._contexts[name].config if name in self._contexts else None
-        config = parse(raw, SocketConfig, base or self.config or SocketConfig())
-        self._checking += 1
+        own = self._contexts[name].terms if name in self._contexts else None
+        base = own or self.terms
+        config = parse(raw, SocketConfig, base.config if base is not None else SocketConfig())
+        self._checking.append(name)
         return [CheckConfig(config=config, context=name)]
 
-    def config_accepted(self, config: SocketConfig, context: str | None) -> list[Effect]:
+    def config_accepted(self, terms: Accepted, context: str | None) -> list[Effect]:
         """The model can serve it."""
-        self._checking -= 1
+        if self.closed:
+            return []
+        self._checked(context)
+        effects: list[Effect] = []
         if context is None:
-            self.config = config
+            self.terms = terms
             for existing in self._contexts.values():
-                existing.config = None
+                existing.terms = None
         else:
-            self._context(context).config = config
-        return self._release()
+            try:
+                self._context(context).terms = terms
+            except DuplexError as error:
+                return self._refuse(error, context) + self._release()
+        self._configured = True
+        return effects + self._release()
 
     def config_refused(self, error: DuplexError, context: str | None) -> list[Effect]:
-        """The model cannot: the old one stays."""
-        self._checking -= 1
-        return self._refuse(error, context) + self._release()
+        """The model cannot: the old one stays. What came with the handshake has none before it."""
+        if self.closed:
+            return []
+        if self._preset:
+            return self.refuse(error)
+        self._checked(context)
+        effects = self._refuse(error, context)
+        return effects + self._release()
+
+    def _checked(self, context: str | None) -> None:
+        self._checking.remove(context)
+        self._preset = False
 
     def _release(self) -> list[Effect]:
+        """Go on with what was held; what still has to wait keeps its order."""
         effects: list[Effect] = []
-        while self._held and not self._checking and not self.closed:
-            message = self._held.popleft()
+        waiting, self._held = self._held, deque()
+        for message, size in waiting:
+            if self.closed:
+                break
             try:
-                effects += self._dispatch(message)
+                effects += self._take(message, size)
             except DuplexError as error:
                 effects += self._refuse(error, message.get("context_id"))
         return effects
@@ -273,87 +218,75 @@ class SpeechSocket:
             raise DuplexError(
                 ErrorCode.INPUT_OVERFLOW, f"more than {MAX_PENDING_CHARACTERS} characters wait to be spoken"
             )
-        context = self._context(self._context_id(message))
         if not text:
             return []
-        utterance = self._open(context)
-        if utterance.config.split_granularity == "none" and utterance.config.stream_text:
-            return self._stream_text(context, utterance, text)
-        return self._queue(context, utterance, utterance.splitter.feed(text))
-
-    def _stream_text(self, context: _Context, utterance: _Utterance, text: str) -> list[Effect]:
-        """Granularity none, spoken while it is written: one unit, fed as the text comes."""
-        is_running = context.running is not None and context.utterances[0] is utterance
-        if is_running:
-            return [FeedUnit(unit=context.running or 0, text=text)]
-        if utterance.pending:
-            utterance.pending[0] += text
+        context, utterance = self._open(message.get("context_id"))
+        text = utterance.whole_characters(text)
+        if utterance.deaf or not text:
             return []
-        return self._queue(context, utterance, [text])
+        if utterance.streams and context.running is not None and context.utterances[0] is utterance:
+            utterance.waiting += len(text)
+            return [FeedUnit(unit=context.running, text=text)]
+        utterance.put(text)
+        return self._advance(context)
 
     def _done(self, message: dict[str, Any]) -> list[Effect]:
-        context = self._context(self._context_id(message))
-        utterance = self._open(context)
+        context, utterance = self._open(message.get("context_id"))
         utterance.ended = True
-        running = context.running if context.utterances[0] is utterance else None
-        streams = utterance.config.split_granularity == "none" and utterance.config.stream_text
-        if streams and running is not None:
-            return [EndUnit(unit=running)]
-        return self._queue(context, utterance, utterance.splitter.flush())
+        if utterance.streams and context.running is not None and context.utterances[0] is utterance:
+            return [EndUnit(unit=context.running)]
+        return self._advance(context)
 
     def _cancel(self, message: dict[str, Any]) -> list[Effect]:
         """Stop a context: its running unit, its queue, its unfinished text. The connection speaks on."""
-        context = self._contexts.get(self._context_id(message))
-        answer: dict[str, Any] = {"type": "audio.cancelled"}
+        name = message.get("context_id")
+        spoken = ("input.text", "input.done")
+        self._held = deque(
+            (held, size)
+            for held, size in self._held
+            if held.get("context_id") != name or held["type"] not in spoken
+        )
+        context = self._contexts.get(name)
         if context is None or not context.utterances:
-            tag = {"context_id": message["context_id"]} if message.get("context_id") is not None else {}
-            return [Tell(message={**answer, "utterance_index": None, **tag})]
+            tag = {} if name is None else {"context_id": name}
+            return [Tell(message={"type": "audio.cancelled", "utterance_index": None, **tag})]
         effects: list[Effect] = []
-        for position, utterance in enumerate(context.utterances):
-            told = {**answer, "utterance_index": utterance.index, **context.tag}
-            if position == 0 and context.running is not None:
-                effects.append(AbortUnit(unit=context.running))
-                told["sentence_index"] = context.sentence
-                del self._units[context.running]
-                context.running = None
-            effects.append(Tell(message=told))
-        context.utterances.clear()
-        return effects + self._end_if_drained()
+        for utterance in list(context.utterances):
+            effects += self._drop(context, utterance)
+        return effects + self._end_if_over()
+
+    def _close(self) -> list[Effect]:
+        """The client goes: what it has ended is spoken, what it has not is dropped."""
+        effects: list[Effect] = []
+        for context in self._contexts.values():
+            utterance = context.open_utterance
+            if utterance is not None:
+                effects += self._drop(context, utterance)
+        self._ending = self._ending or Close(code=1000, reason="closed by the client")
+        return effects + self._end_if_over()
+
+    def _drop(self, context: Context, utterance: Utterance) -> list[Effect]:
+        """Speak nothing more of it, and say so."""
+        effects: list[Effect] = []
+        told = {"type": "audio.cancelled", "utterance_index": utterance.index, **context.tag}
+        if context.running is not None and context.utterances[0] is utterance:
+            effects.append(AbortUnit(unit=context.running))
+            told["sentence_index"] = context.sentence
+            del self._units[context.running]
+            context.running = None
+        context.utterances.remove(utterance)
+        return [*effects, Tell(message=told)]
 
     # --- units --------------------------------------------------------------------------------------
 
-    def _queue(self, context: _Context, utterance: _Utterance, units: list[str]) -> list[Effect]:
-        for text in units:
-            if text.strip():  # white space between units is not worth a sentence
-                utterance.pending.append(text)
-                utterance.count += 1
-        return self._advance(context)
-
-    def _advance(self, context: _Context) -> list[Effect]:
+    def _advance(self, context: Context) -> list[Effect]:
         """Start the next unit, if the context is free; tell of utterances that are over."""
         effects: list[Effect] = []
         while context.running is None and context.utterances:
             utterance = context.utterances[0]
-            if utterance.pending:
-                text = utterance.pending.popleft()
-                self._serial += 1
-                context.running = self._serial
-                context.sentence = utterance.count - len(utterance.pending) - 1
-                context.chunk = 0
-                self._units[self._serial] = context
-                config = utterance.config
-                open_text = config.split_granularity == "none" and not utterance.ended
-                started = {
-                    "type": "audio.start",
-                    "utterance_index": utterance.index,
-                    "sentence_index": context.sentence,
-                    "sentence_text": text,
-                    "format": config.response_format,
-                    "sample_rate": config.sample_rate or self._rate_of(config),
-                    **context.tag,
-                }
-                effects.append(Tell(message=started))
-                effects.append(StartUnit(unit=self._serial, text=text, config=config, open=open_text))
+            text = utterance.next_unit()
+            if text is not None:
+                effects += self._start(context, utterance, text)
             elif utterance.ended:
                 context.utterances.popleft()
                 over = {
@@ -365,14 +298,45 @@ class SpeechSocket:
                 effects.append(Tell(message=over))
             else:
                 break
-        return effects + self._end_if_drained()
+        return effects + self._end_if_over()
+
+    def _start(self, context: Context, utterance: Utterance, text: str) -> list[Effect]:
+        self._serial += 1
+        context.running = self._serial
+        context.sentence = utterance.count
+        context.chunk = 0
+        utterance.count += 1
+        self._units[self._serial] = context
+        terms = utterance.terms
+        open_text = utterance.streams and not utterance.ended
+        if open_text:
+            utterance.waiting = len(text)
+        started = {
+            "type": "audio.start",
+            "utterance_index": utterance.index,
+            "sentence_index": context.sentence,
+            "sentence_text": text,
+            "format": terms.config.response_format,
+            "sample_rate": terms.sample_rate,
+            **context.tag,
+        }
+        return [
+            Tell(message=started),
+            StartUnit(unit=self._serial, text=text, terms=terms, open=open_text),
+        ]
+
+    def taken(self, unit: int, characters: int) -> None:
+        """The model has taken that much of an open unit's text."""
+        context = self._units.get(unit)
+        if context is not None:
+            context.utterances[0].waiting -= characters
 
     def audio(
         self, unit: int, payload: bytes, words: tuple[WordTime, ...] | None, *, aligned: bool
     ) -> list[Effect]:
         """Encoded audio of a unit. `aligned`: word times were asked for, so it goes in JSON."""
         context = self._units.get(unit)
-        if context is None or not payload:
+        if context is None or not (payload or (aligned and words)):
             return []
         if not aligned:
             return [Audio(unit=unit, payload=payload)]
@@ -392,14 +356,16 @@ class SpeechSocket:
         self,
         unit: int,
         total_bytes: int,
+        now: float,
         *,
         error: DuplexError | None = None,
         finish_reason: str | None = None,
     ) -> list[Effect]:
-        """A unit's last audio is queued, or it failed; the next one begins."""
+        """A unit's last audio has left, or it failed; the next one begins."""
         context = self._units.pop(unit, None)
         if context is None:
             return []
+        self._last_activity = max(self._last_activity, now)
         context.running = None
         utterance = context.utterances[0]
         done: dict[str, Any] = {
@@ -415,9 +381,12 @@ class SpeechSocket:
         effects: list[Effect] = []
         if error is not None:
             effects += self._refuse(error, context.id)
+            if self.closed:
+                return effects
         effects.append(Tell(message=done))
-        if utterance.config.split_granularity == "none" and not utterance.ended:
-            utterance.ended = True  # the unit failed, or was cut, before its text had ended
+        if utterance.streams and not utterance.ended:
+            utterance.deaf = True  # it failed, or was cut, before its text had ended
+        utterance.waiting = 0
         return effects + self._advance(context)
 
     # --- the rest -----------------------------------------------------------------------------------
@@ -426,23 +395,25 @@ class SpeechSocket:
         """The timer came due: idle, or never configured."""
         if self.closed:
             return []
-        if self.busy:
+        if self.busy or self._checking:
             self._last_activity = now
         if (due := self._due()) > now:
             return [SetTimer(at=due)]
-        code = ErrorCode.CONFIG_TIMEOUT if self.config is None else ErrorCode.IDLE_TIMEOUT
-        words = "no session.config came" if self.config is None else "idle timeout"
+        code = ErrorCode.IDLE_TIMEOUT if self._configured else ErrorCode.CONFIG_TIMEOUT
+        words = "idle timeout" if self._configured else "no session.config came"
         return self._refuse(DuplexError(code, words), None)
 
     def _due(self) -> float:
-        return self._last_activity + (CONFIG_TIMEOUT_S if self.config is None else IDLE_TIMEOUT_S)
+        if self._configured or self._checking:
+            return self._last_activity + IDLE_TIMEOUT_S
+        return self._opened_at + self._config_timeout_s
 
-    def _refuse(self, error: DuplexError, context: str | None) -> list[Effect]:
+    def _refuse(self, error: DuplexError, context: object) -> list[Effect]:
         message: dict[str, Any] = {"type": "error", "message": error.message, "code": error.code.value}
         if error.param:
             message["param"] = error.param
-        if context is not None:
-            message["context_id"] = context
+        if isinstance(context, str):
+            message["context_id"] = context[:128]
         effects: list[Effect] = [Tell(message=message)]
         if error.fatal:
             effects += self.end(error.code.traits.close_code, error.code.value)
@@ -456,6 +427,7 @@ class SpeechSocket:
         aborts: list[Effect] = [AbortUnit(unit=unit) for unit in self._units]
         self._units.clear()
         self._contexts.clear()
+        self._held.clear()
         return [*aborts, Close(code=code, reason=reason)]
 
     def refuse(self, error: DuplexError) -> list[Effect]:
@@ -464,59 +436,60 @@ class SpeechSocket:
         return effects if self.closed else effects + self.end(error.code.traits.close_code, error.code.value)
 
     def drain(self, grace_s: float) -> list[Effect]:
-        """The server goes away: no new text, what is queued may be said within the grace."""
-        self._draining = True
-        notice = {"type": "server.draining", "grace_ms": int(grace_s * 1000)}
-        return [Tell(message=notice), *self._end_if_drained()]
-
-    def _end_if_drained(self) -> list[Effect]:
-        if not self._draining or any(context.utterances for context in self._contexts.values()):
+        """The server goes away: no new utterance, what has begun may be said within the grace."""
+        if self.closed:
             return []
-        return self.end(1012, "server draining")
+        self._ending = self._ending or Close(code=1012, reason="server draining")
+        notice = {"type": "server.draining", "grace_ms": int(grace_s * 1000)}
+        return [Tell(message=notice), *self._end_if_over()]
+
+    def _end_if_over(self) -> list[Effect]:
+        if self._ending is None or any(context.utterances for context in self._contexts.values()):
+            return []
+        return self.end(self._ending.code, self._ending.reason)
 
     def fail(self, error: DuplexError) -> list[Effect]:
         """A fault outside any message: told; ends the connection if fatal."""
         return [] if self.closed else self._refuse(error, None)
 
-    def _open(self, context: _Context) -> _Utterance:
-        """The utterance that takes text, begun if need be."""
-        utterance = context.open_utterance
-        if utterance is None:
-            config = context.config or self.config
-            if config is None:
-                raise DuplexError(ErrorCode.BAD_CONFIG, "session.config has to come first")
-            utterance = _Utterance(context.next_index, config)
-            context.next_index += 1
-            context.utterances.append(utterance)
-        return utterance
+    def _open(self, name: str | None) -> tuple[Context, Utterance]:
+        """The utterance of that context which takes text, begun if need be."""
+        known = self._contexts.get(name)
+        if known is not None and (utterance := known.open_utterance) is not None:
+            return self._context(name), utterance
+        if self._ending is not None:
+            raise DuplexError(ErrorCode.SESSION_CLOSING, "the connection is closing: no new utterance")
+        context = self._context(name)
+        terms = context.terms or self.terms
+        if terms is None:
+            raise DuplexError(ErrorCode.INVALID_VALUE, "session.config has to come first", param="type")
+        utterance = Utterance(context.next_index, terms)
+        context.next_index += 1
+        context.utterances.append(utterance)
+        return context, utterance
 
-    def _context(self, name: str | None) -> _Context:
-        context = self._contexts.get(name)
+    def _context(self, name: str | None) -> Context:
+        context = self._contexts.pop(name, None)
         if context is None:
             if len(self._contexts) >= MAX_CONTEXTS:
-                idle = next((c for c in self._contexts.values() if not c.utterances), None)
-                if idle is None:
+                idle = [c for c in self._contexts.values() if not c.utterances]
+                if not idle:
                     raise DuplexError(
                         ErrorCode.INPUT_OVERFLOW, f"more than {MAX_CONTEXTS} contexts", param="context_id"
                     )
-                del self._contexts[idle.id]
-            context = self._contexts[name] = _Context(name)
+                # the one used longest ago; one with a configuration of its own last
+                del self._contexts[min(idle, key=lambda c: c.terms is not None).id]
+            context = Context(name)
+        self._contexts[name] = context  # the last used are at the end
         return context
 
     def _pending(self) -> int:
-        return sum(
-            sum(map(len, utterance.pending)) + len(utterance.splitter.pending)
-            for context in self._contexts.values()
-            for utterance in context.utterances
-        )
+        contexts = self._contexts.values()
+        return sum(utterance.pending for context in contexts for utterance in context.utterances)
 
-    @staticmethod
-    def _context_id(message: dict[str, Any]) -> str | None:
-        name = message.get("context_id")
-        if name is not None and not (isinstance(name, str) and 0 < len(name) <= MAX_CONTEXT_ID):
-            raise DuplexError(
-                ErrorCode.INVALID_VALUE,
-                f"context_id must be a string of 1 to {MAX_CONTEXT_ID} characters",
-                param="context_id",
-            )
-        return name
+
+def _concerns_all(message: dict[str, Any]) -> bool:
+    """It is about every context, so it waits for, and is waited for by, all of them."""
+    return message["type"] == "session.close" or (
+        message["type"] == "session.config" and message.get("context_id") is None
+    )

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
-from typing import Final, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from typing import Final
 
 import msgspec
 
 from duplex.adapters.base import Adapter
-from duplex.adapters.speech import SpeechAdapter, SpeechChunk, SpeechFace, SpeechRequest, WordTime
+from duplex.adapters.speech import SpeechAdapter, SpeechFace, SpeechRequest, WordTime
+from duplex.codecs.encoders import encoded_rate, wav_header
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import AudioCodec, AudioDelta, AudioFormat
 from duplex.runtime.encoding import EncoderPool, ResponseEncoder, pieces
 from duplex.runtime.faults import named
 from duplex.speech.fields import SAMPLE_RATES, SpeechFields
+from duplex.speech.places import Places
 from duplex.speech.reference import ReferencePolicy, load_reference
+from duplex.speech.speaking import Patience, speak
 from duplex.speech.voices import VoiceStore
 
 OPENAI_MODELS: Final = frozenset({"tts-1", "tts-1-hd", "gpt-4o-mini-tts"})
@@ -25,10 +29,13 @@ OPENAI_MODELS: Final = frozenset({"tts-1", "tts-1-hd", "gpt-4o-mini-tts"})
 _CODECS: Final[dict[str, AudioCodec]] = {"pcm": "pcm_s16le"}
 FRAME_MS: Final = 80.0
 """Length of one output token in `usage`: the frame of a 12.5 Hz codec."""
+MAX_WHOLE_BYTES: Final = 64 * 1024 * 1024
+"""Audio that is kept to be sent in one piece: 23 minutes of 24 kHz WAV."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that its model has accepted."""
+    """A request that its model has accepted. `format` is that of the audio as it comes out: Opus has no
+    22.05 and 44.1 kHz."""
 
     model: str
     face: SpeechFace
@@ -37,7 +44,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Encoded(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of the answer. `words`: times from the utterance's start, None when not aligned."""
+    """A piece of the answer: all have a payload but the last one, which has the finish reason.
+
+    `words` are those whose sound begins in the piece, with times from the utterance's start; None: they could
+    not be told, or were not asked for.
+    """
 
     payload: bytes
     duration_ms: float
@@ -48,8 +59,8 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True):
 class Synthesis:
     """The speech models of a gateway, its stored voices and its encoders.
 
-    `admit` raises while the gateway takes no work; `first_audio` is told the seconds from a request's start
-    to its first encoded audio. `in_use` counts admitted requests.
+    `check` raises while the gateway takes no work; `first_audio` is told the seconds from a request's start
+    to its first encoded audio; `most` requests run at a time.
     """
 
     def __init__(
@@ -60,41 +71,32 @@ class Synthesis:
         policy: ReferencePolicy,
         pool: EncoderPool,
         most: int,
-        admit: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
         first_audio: Callable[[float], None] = lambda seconds: None,
+        patience: Patience | None = None,
     ) -> None:
         self._models = {a.info.id: a for a in adapters if isinstance(a, SpeechAdapter)}
         self.voices = voices
+        self.places = Places(most, check)
+        self.patience = patience or Patience()
         self._policy = policy
         self._pool = pool
-        self._most = most
-        self._admit = admit
         self._first_audio = first_audio
-        self.in_use = 0
 
     @property
     def models(self) -> dict[str, SpeechAdapter]:
         """By id; the first is the default."""
         return self._models
 
-    @contextlib.contextmanager
-    def admitted(self, count: int = 1) -> Iterator[None]:
-        """Hold `count` places.
+    @property
+    def in_use(self) -> int:
+        """Requests and connections that hold a place."""
+        return self.places.in_use
 
-        Raises:
-            DuplexError: `SERVER_FULL` (HTTP 429), or what `admit` raises.
-        """
-        self._admit()
-        if self.in_use + count > self._most:
-            raise DuplexError(
-                ErrorCode.SERVER_FULL,
-                f"{self.in_use} of {self._most} speech places are taken: try again later",
-            )
-        self.in_use += count
-        try:
-            yield
-        finally:
-            self.in_use -= count
+    async def drain(self, grace_s: float) -> None:
+        """Wait until no request runs, for at most `grace_s`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.places.empty(), grace_s)
 
     def model(self, name: str | None) -> tuple[str, SpeechAdapter]:
         """The model of that name; the default for none, and for OpenAI's own names.
@@ -129,8 +131,12 @@ class Synthesis:
         face = adapter.speech
         native = face.sample_rate if face.sample_rate in SAMPLE_RATES else 24000
         codec = _CODECS.get(fields.response_format, fields.response_format)
-        audio = msgspec.convert({"codec": codec, "sample_rate": fields.sample_rate or native}, AudioFormat)
-        return Job(model=name, face=face, request=face.validate(request), format=audio)
+        rate = encoded_rate(codec, fields.sample_rate or native)
+        audio = msgspec.convert({"codec": codec, "sample_rate": rate}, AudioFormat)
+        try:
+            return Job(model=name, face=face, request=face.validate(request), format=audio)
+        except Exception as error:
+            raise named(error, "checking the options") from error
 
     async def speak(self, job: Job, text: AsyncIterator[str]) -> AsyncGenerator[Encoded, None]:
         """Synthesise and encode. Closing the iterator stops the model within one step.
@@ -139,57 +145,64 @@ class Synthesis:
             DuplexError: what the model or the encoder say; anything else becomes `ADAPTER_FAILED`.
         """
         encoder = ResponseEncoder(job.format, self._pool)
+        words = _Words(asked=job.request.word_timestamps)
         finish_reason: str | None = None
-        aligned = job.request.word_timestamps
-        words: list[WordTime] = []
-        """Aligned words whose audio has not been yielded yet."""
-        failed = False
-        position_ms = 0.0
+        held_ms = 0.0  # audio that the encoder has and whose bytes have not come out
         begun_at: float | None = time.perf_counter()
-        async with contextlib.aclosing(_guarded(job, text)) as chunks:
+        async with contextlib.aclosing(speak(job.face, job.request, text, self.patience)) as chunks:
             async for chunk in chunks:
                 finish_reason = chunk.finish_reason or finish_reason
-                failed = chunk.words is None
-                words += chunk.words or ()
+                words.add(chunk.words)
                 delta = AudioDelta(samples=chunk.samples, sample_rate=chunk.sample_rate, text=chunk.text)
                 for piece in pieces(delta):
                     encoded = await encoder.encode(piece)
                     duration_ms = len(piece.samples) / piece.sample_rate * 1000
-                    position_ms += duration_ms
-                    if begun_at is not None and encoded.payload:
+                    words.position_ms += duration_ms
+                    held_ms += duration_ms
+                    if not encoded.payload:
+                        continue
+                    if begun_at is not None:
                         self._first_audio(time.perf_counter() - begun_at)
                         begun_at = None
-                    begun = [word for word in words if word.start_ms < position_ms]
-                    del words[: len(begun)]
-                    yield Encoded(
-                        payload=encoded.payload,
-                        duration_ms=duration_ms,
-                        words=tuple(begun) if aligned and not failed else None,
-                    )
+                    told = words.take(encoder.delay_ms)
+                    yield Encoded(payload=encoded.payload, duration_ms=held_ms, words=told)
+                    held_ms = 0.0
         rest = await encoder.flush()
         yield Encoded(
             payload=rest.payload if rest is not None else b"",
-            duration_ms=0.0,
-            words=tuple(words) if aligned and not failed else None,
+            duration_ms=held_ms,
+            words=words.take(encoder.delay_ms, last=True),
             finish_reason=finish_reason or "stop",
         )
 
 
-async def _guarded(job: Job, text: AsyncIterator[str]) -> AsyncGenerator[SpeechChunk, None]:
-    """The model's chunks; its unnamed failures get a name."""
-    try:
-        async with contextlib.aclosing(_generator(job, text)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-    except DuplexError:
-        raise
-    except Exception as error:
-        raise named(error, "speaking") from error
+class _Words:
+    """Aligned words on their way to the audio that says them."""
 
+    def __init__(self, *, asked: bool) -> None:
+        self.position_ms = 0.0
+        self._asked = asked
+        self._failed = False
+        self._waiting: list[WordTime] = []
 
-def _generator(job: Job, text: AsyncIterator[str]) -> AsyncGenerator[SpeechChunk, None]:
-    # an async generator by contract: it can be closed in the middle
-    return cast("AsyncGenerator[SpeechChunk, None]", job.face.synthesise(job.request, text))
+    def add(self, words: tuple[WordTime, ...] | None) -> None:
+        if words is None:
+            self._failed = True
+        else:
+            self._waiting += words
+
+    def take(self, delay_ms: float, *, last: bool = False) -> tuple[WordTime, ...] | None:
+        """Words that begin before `position_ms`, all with the last piece; None for what was not aligned."""
+        begun = [word for word in self._waiting if last or word.start_ms < self.position_ms]
+        self._waiting = [word for word in self._waiting if not (last or word.start_ms < self.position_ms)]
+        failed, self._failed = self._failed, False
+        if not self._asked or failed:
+            return None
+        if delay_ms == 0.0:
+            return tuple(begun)
+        return tuple(
+            WordTime(word=w.word, start_ms=w.start_ms + delay_ms, end_ms=w.end_ms + delay_ms) for w in begun
+        )
 
 
 async def once(text: str) -> AsyncIterator[str]:
@@ -197,7 +210,25 @@ async def once(text: str) -> AsyncIterator[str]:
     yield text
 
 
+def whole(format: AudioFormat, payloads: Iterable[bytes]) -> bytes:
+    """A complete file of a stream's pieces: a WAV header in it says how long it is."""
+    data = b"".join(payloads)
+    if format.codec != "wav":
+        return data
+    samples = data[len(wav_header(format.sample_rate)) :]
+    return wav_header(format.sample_rate, len(samples) // 2) + samples
+
+
+def check_whole(size: int) -> None:
+    """Raises `MEDIA_TOO_LARGE` for more audio than is kept in one piece."""
+    if size > MAX_WHOLE_BYTES:
+        raise DuplexError(
+            ErrorCode.MEDIA_TOO_LARGE,
+            f"the audio is over {MAX_WHOLE_BYTES} bytes in one piece: stream it, or ask for another format",
+        )
+
+
 def usage(text: str, audio_ms: float) -> dict[str, int]:
     """Counts for clients that ask what a request cost: characters in, frames of `FRAME_MS` out."""
-    frames = -(-int(audio_ms) // int(FRAME_MS))
+    frames = math.ceil(audio_ms / FRAME_MS - 1e-6)
     return {"input_tokens": len(text), "output_tokens": frames, "total_tokens": len(text) + frames}

@@ -17,6 +17,7 @@ import re
 import tempfile
 import threading
 import time
+import unicodedata
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +53,10 @@ MIME_TYPES: Final = frozenset(
     }
 )
 MANIFEST: Final = "custom_voice_manifest.json"
+MAX_WORDS: Final = 4096
+"""Characters of each of the words about a voice: the list of voices repeats them all."""
+_MAX_FILE_NAME: Final = 240
+"""Bytes; file systems take 255."""
 _NAME = re.compile(r"[^\W_][\w .-]{0,63}")
 
 
@@ -69,14 +74,24 @@ class VoiceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 def check_name(name: str) -> str:
     """The name, if it can be a voice's: it becomes a file name, so nothing of a path may be in it."""
-    name = name.strip()
-    if not _NAME.fullmatch(name) or ".." in name or name.endswith("."):
+    name = unicodedata.normalize("NFC", name.strip())
+    fits = len(_file_name(name).encode()) <= _MAX_FILE_NAME
+    if not _NAME.fullmatch(name) or ".." in name or name.endswith(".") or not fits:
         raise DuplexError(
             ErrorCode.INVALID_VALUE,
             "name must be 1 to 64 letters, digits, spaces, or one of . _ - and begin with a letter or digit",
             param="name",
         )
     return name
+
+
+def _key(name: str) -> str:
+    """What tells voices apart: neither case nor the way in which an accent is written."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name.strip()).casefold())
+
+
+def _file_name(name: str) -> str:
+    return f"{_key(name)}.safetensors"
 
 
 class VoiceStore:
@@ -127,6 +142,15 @@ class VoiceStore:
         name = check_name(name)
         if not consent.strip():
             raise DuplexError(ErrorCode.INVALID_VALUE, "consent must not be empty", param="consent")
+        for param, words in (
+            ("consent", consent),
+            ("ref_text", ref_text),
+            ("speaker_description", speaker_description),
+        ):
+            if words is not None and len(words) > MAX_WORDS:
+                raise DuplexError(
+                    ErrorCode.INVALID_VALUE, f"{param} has over {MAX_WORDS} characters", param=param
+                )
         kind = mime_type.partition(";")[0].strip().lower()
         if kind not in MIME_TYPES:
             raise DuplexError(
@@ -152,7 +176,7 @@ class VoiceStore:
         )
         digest = hashlib.sha256(audio).hexdigest()
         with self._lock:
-            key = name.casefold()
+            key = _key(name)
             if key in self._precomputed:
                 raise DuplexError(ErrorCode.VOICE_EXISTS, f"voice {name} is a precomputed one", param="name")
             if key in self._records:
@@ -165,7 +189,7 @@ class VoiceStore:
                 )
             if len(self._records) >= self._most:
                 raise DuplexError(ErrorCode.VOICE_LIMIT, f"{self._most} voices are stored; delete one")
-            path = self._folder / f"{key}.safetensors"
+            path = self._folder / _file_name(name)
             _write_whole(path, _pack(record, audio, digest))
             self._records[key] = (record, path, digest)
         return record, True
@@ -173,14 +197,14 @@ class VoiceStore:
     def remove(self, name: str) -> None:
         """Delete an uploaded voice. Raises `VOICE_NOT_FOUND`."""
         with self._lock:
-            found = self._records.pop(name.strip().casefold(), None)
+            found = self._records.pop(_key(name), None)
             if found is None:
                 raise DuplexError(ErrorCode.VOICE_NOT_FOUND, f"no uploaded voice {name[:64]}", param="name")
             found[1].unlink(missing_ok=True)
 
     def find(self, name: str) -> UploadedVoice | None:
         """The stored voice of that name, decoded; None when there is none."""
-        key = name.strip().casefold()
+        key = _key(name)
         if key in self._precomputed:
             return self._precomputed[key]
         with self._lock:
@@ -188,8 +212,14 @@ class VoiceStore:
         if found is None:
             return None
         record, path, _ = found
-        with safe_open(path, "np") as file:
-            audio = file.get_tensor("audio").tobytes()
+        try:
+            with safe_open(path, "np") as file:
+                audio = file.get_tensor("audio").tobytes()
+        except FileNotFoundError:  # deleted since
+            return None
+        except (SafetensorError, OSError) as error:
+            words = f"the file of voice {record.name} cannot be read"
+            raise DuplexError(ErrorCode.VOICE_NOT_FOUND, words, param="voice") from error
         reference = decode_reference(audio, param="voice")
         return UploadedVoice(name=record.name, text=record.ref_text, reference=reference)
 
@@ -198,7 +228,7 @@ class VoiceStore:
             with safe_open(path, "np") as file:
                 metadata = file.metadata() or {}
             record = msgspec.json.decode(metadata["voice"], type=VoiceRecord)
-            self._records[record.name.casefold()] = (record, path, metadata["sha256"])
+            self._records[_key(record.name)] = (record, path, metadata["sha256"])
         except (SafetensorError, KeyError, msgspec.MsgspecError, OSError):
             return  # somebody else's file: leave it alone
 
@@ -227,8 +257,16 @@ def _load_manifest(folder: Path) -> dict[str, UploadedVoice]:
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
         entries: dict[str, Any] = manifest["voices"]
-        return {name.casefold(): _load_profile(folder, name, entry) for name, entry in entries.items()}
-    except (OSError, SafetensorError, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+        return {_key(name): _load_profile(folder, name, entry) for name, entry in entries.items()}
+    except (
+        OSError,
+        SafetensorError,
+        msgspec.MsgspecError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:
         raise DuplexError(ErrorCode.BAD_CONFIG, f"precomputed voices in {folder}: {error}") from error
 
 

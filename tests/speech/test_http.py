@@ -21,6 +21,7 @@ from duplex.codecs.decoders import decode_audio
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.runtime.encoding import EncoderPool
 from duplex.speech.http import SpeechRoutes
+from duplex.speech.http_voices import VoiceRoutes
 from duplex.speech.reference import ReferencePolicy
 from duplex.speech.synthesis import Synthesis
 from duplex.speech.voices import VoiceStore
@@ -42,7 +43,10 @@ class App:
             most=most,
         )
         (folder / "refs").mkdir(exist_ok=True)
-        routes = SpeechRoutes(self.synthesis, self.guard, self.counted.append).routes
+        routes = [
+            *SpeechRoutes(self.synthesis, self.guard, self.counted.append).routes,
+            *VoiceRoutes(self.synthesis, self.guard, self.counted.append).routes,
+        ]
         transport = httpx.ASGITransport(Starlette(routes=routes))
         self.client = httpx.AsyncClient(transport=transport, base_url="http://test")
 

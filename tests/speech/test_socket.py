@@ -13,13 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from duplex.adapters.speech import WordTime
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.speech.fields import SocketConfig
-from duplex.speech.socket import (
-    CONFIG_TIMEOUT_S,
-    IDLE_TIMEOUT_S,
-    MAX_CONTEXTS,
-    MAX_ERRORS,
+from duplex.speech.effects import (
     AbortUnit,
+    Accepted,
     Audio,
     CheckConfig,
     Close,
@@ -27,14 +23,25 @@ from duplex.speech.socket import (
     EndUnit,
     FeedUnit,
     SetTimer,
-    SpeechSocket,
     StartUnit,
     Tell,
+)
+from duplex.speech.fields import SocketConfig
+from duplex.speech.socket import (
+    CONFIG_TIMEOUT_S,
+    IDLE_TIMEOUT_S,
+    MAX_CONTEXTS,
+    MAX_ERRORS,
+    SpeechSocket,
 )
 
 
 def open_socket(config: SocketConfig | None) -> SpeechSocket:
-    return SpeechSocket(config, 0.0, rate_of=lambda _: 24000)
+    return SpeechSocket(None if config is None else accepted(config), 0.0)
+
+
+def accepted(config: SocketConfig, sample_rate: int = 24000) -> Accepted:
+    return Accepted(config=config, sample_rate=sample_rate)
 
 
 class Peer:
@@ -51,7 +58,7 @@ class Peer:
         return self._take(self.socket.audio(unit, payload, None, aligned=False))
 
     def end(self, unit: int, **kwargs: Any) -> list[Effect]:
-        return self._take(self.socket.unit_ended(unit, 2, **kwargs))
+        return self._take(self.socket.unit_ended(unit, 2, kwargs.pop("now", 0.0), **kwargs))
 
     def _take(self, effects: list[Effect]) -> list[Effect]:
         self.effects += effects
@@ -160,8 +167,8 @@ def test_a_config_is_refused_while_an_utterance_is_open_and_the_old_one_stays() 
     peer.send("input.text", text="One fish. And ")
     refused = peer.send("session.config", response_format="mp3")
     assert "utterance is open" in told(refused, "error")[0]["message"]
-    assert peer.socket.config is not None
-    assert peer.socket.config.response_format == "pcm"
+    assert peer.socket.terms is not None
+    assert peer.socket.terms.config.response_format == "pcm"
 
 
 def test_a_config_is_sticky_and_merged_and_what_follows_waits_for_the_models_word() -> None:
@@ -170,8 +177,8 @@ def test_a_config_is_sticky_and_merged_and_what_follows_waits_for_the_models_wor
     assert isinstance(check, CheckConfig)
     assert (check.config.response_format, check.config.speed) == ("pcm", 1.5)
     assert peer.send("input.text", text="One fish. And ") == []
-    (unit,) = started(peer.socket.config_accepted(check.config, check.context))
-    assert unit.config.voice_name == "vivian"
+    (unit,) = started(peer.socket.config_accepted(accepted(check.config), check.context))
+    assert unit.terms.config.voice_name == "vivian"
 
 
 def test_a_config_that_the_model_refuses_leaves_the_old_one() -> None:
@@ -182,13 +189,14 @@ def test_a_config_that_the_model_refuses_leaves_the_old_one() -> None:
     error = DuplexError(ErrorCode.INVALID_VALUE, "no such voice", param="voice")
     effects = peer.socket.config_refused(error, check.context)
     assert told(effects, "error")[0]["param"] == "voice"
-    assert started(effects)[0].config.voice_name == "ryan"
+    assert started(effects)[0].terms.config.voice_name == "ryan"
 
 
 def test_without_a_config_text_is_refused_by_name() -> None:
     socket = open_socket(None)
     effects = socket.feed('{"type":"input.text","text":"Hello."}', 0.0)
-    assert told(effects)[0]["code"] == "bad_config"
+    assert told(effects)[0]["message"] == "session.config has to come first"
+    assert not socket.closed
 
 
 @pytest.mark.parametrize(
