@@ -200,8 +200,9 @@ class Speech:
         for phonemes in (step for sentence in sentences for step in _steps(sentence)):
             if not has_words(phonemes):
                 continue
+            found: list[SpokenWord] = []
             if timed is None:
-                samples, found = voice.from_phonemes(phonemes, speed, seed=seed), []
+                samples = voice.from_phonemes(phonemes, speed, seed=seed)
             else:
                 samples, found = timed(voice, phonemes, speed)
             cap = int(SAMPLE_RATE * (_SHORTEST_CAP_S + len(phonemes) * _SECONDS_PER_PHONEME) / speed)
