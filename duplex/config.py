@@ -80,7 +80,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 PREFIX = "DUPLEX_"
-NOT_SETTINGS = frozenset({"DUPLEX_CONFIG", "DUPLEX_CACHE", "DUPLEX_SHARED", "DUPLEX_URL", "DUPLEX_TOKEN"})
+NOT_SETTINGS = frozenset(
+    {
+        "DUPLEX_CONFIG",
+        "DUPLEX_CACHE",
+        "DUPLEX_SHARED",
+        "DUPLEX_URL",
+        "DUPLEX_TOKEN",
+        "DUPLEX_LLM_API_KEY",
+    }
+)
 """Variables with the prefix that are no settings of the server: where its file and its cache are, and what
 clients and tests read."""
 

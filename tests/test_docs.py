@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import inspect
 import re
+import shlex
 import sys
 import tomllib
 import typing
@@ -18,6 +19,7 @@ import pytest
 
 from duplex.adapters.registry import load_adapters
 from duplex.adapters.scripted import ScriptedAdapter, ScriptedOptions
+from duplex.cli.options import build_parser
 from duplex.clients import AsyncDuplexClient
 from duplex.config import ServerConfig, load_config
 from duplex.core.errors import DuplexError, ErrorCode
@@ -231,6 +233,27 @@ def test_messages_of_the_speech_socket_are_documented() -> None:
     assert sent | taken == {name for name in documented if "." in name or name == "error"}
 
 
+# --- models -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("embedded-voice", "duplex.adapters.embedded.voice:VoiceOptions"),
+        ("embedded-commentary", "duplex.adapters.embedded.commentary:CommentaryOptions"),
+    ],
+)
+def test_every_option_of_an_embedded_model_is_documented_with_its_default(model: str, options: str) -> None:
+    module, _, name = options.partition(":")
+    fields = {
+        field.name: field for field in msgspec.structs.fields(getattr(importlib.import_module(module), name))
+    }
+    table = {cells[0].strip("`"): cells[1].strip("`") for cells in rows(section("embedded.md", model))}
+    assert list(table) == list(fields)
+    for field in fields.values():
+        assert table[field.name] == ("none" if field.default is None else str(field.default)), field.name
+
+
 # --- examples -----------------------------------------------------------------------------------------
 
 
@@ -238,6 +261,13 @@ def test_json_examples_are_json() -> None:
     for page in DOCS.glob("*.md"):
         for example in re.findall(r"```json\n(.*?)```", page.read_text(), re.DOTALL):
             msgspec.json.decode(example)
+
+
+@pytest.mark.parametrize("page", sorted(page.name for page in DOCS.glob("*.md")))
+def test_python_examples_run(page: str) -> None:
+    """What a page shows are definitions: names that it imports exist, and nothing in it is no Python."""
+    for example in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
+        exec(compile(example, page, "exec"), {"__name__": "example"})
 
 
 def test_echo_adapter_has_forty_lines() -> None:
@@ -298,6 +328,20 @@ def test_barge_in_example_cuts_the_answer(
 
     asyncio.run(run())
     assert re.fullmatch(r"cancelled after [1-9]\d* ms, heard: '.*'\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{page.name}" for page in DOCS.glob("*.md"))])
+def test_commands_in_the_docs_are_taken(page: str) -> None:
+    """Each `duplex …` line is one that the command line understands."""
+    for block in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+        for line in block.splitlines():
+            words = shlex.split(line.removeprefix("$ ")) if line.startswith("$ ") else []
+            while "&&" in words:
+                words = words[words.index("&&") + 1 :]
+            if words and "=" in words[0]:
+                words = words[1:]
+            if words[:1] == ["duplex"]:
+                build_parser(words[1:]).parse_args(words[1:])
 
 
 def test_readme_shows_the_barge_in_example() -> None:
