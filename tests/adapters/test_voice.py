@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from duplex.adapters.base import Adapter, AdapterSession
 from duplex.adapters.embedded.asr import Recognition
+from duplex.adapters.embedded.llm import ChatReplies
 from duplex.adapters.embedded.replies import ReplyRequest
 from duplex.adapters.embedded.skills import Skills
-from duplex.adapters.embedded.voice import VoiceAdapter, VoiceOptions, VoiceSession, create
+from duplex.adapters.embedded.voice import API_KEY_VARIABLE, VoiceAdapter, VoiceOptions, VoiceSession, create
 from duplex.adapters.speech import SpeechAdapter, SpeechRequest
 from duplex.codecs.resample import resample_chunks
+from duplex.config import load_config
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import (
     AudioDelta,
@@ -221,6 +223,16 @@ def test_bad_options_are_refused_by_name(options: dict[str, object], words: str)
     with pytest.raises(DuplexError, match=words) as refused:
         create(options)
     assert refused.value.code is ErrorCode.BAD_CONFIG
+
+
+def test_the_endpoints_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_config(environ={API_KEY_VARIABLE: "hush"})  # it is no setting of the gateway, and no fault
+    monkeypatch.setenv(API_KEY_VARIABLE, "hush")
+    chat = create({"llm_url": "http://127.0.0.1:1/v1"}).replies
+    assert isinstance(chat, ChatReplies)
+    assert chat._headers == {"authorization": "Bearer hush"}
+    both = create({"llm_url": "http://127.0.0.1:1/v1", "skills": True, "llm_api_key": "other"}).replies
+    assert isinstance(both, Skills)
 
 
 def test_a_missing_package_is_an_import_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
