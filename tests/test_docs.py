@@ -19,6 +19,7 @@ import pytest
 
 from duplex.adapters.registry import load_adapters
 from duplex.adapters.scripted import ScriptedAdapter, ScriptedOptions
+from duplex.adapters.speech import SpeechAdapter
 from duplex.cli.options import build_parser
 from duplex.clients import AsyncDuplexClient
 from duplex.config import ServerConfig, load_config
@@ -27,6 +28,7 @@ from duplex.core.types import AudioFormat, Modality, SessionSettings, TurnDetect
 from duplex.dialects import native_events
 from duplex.dialects.native_commands import COMMANDS
 from duplex.dialects.native_frames import FrameKind
+from duplex.runtime.gateway import Gateway
 from duplex.runtime.metrics import Gauges, Metrics
 from duplex.server.run import running_gateway
 from duplex.speech import connection as speech_connection
@@ -252,6 +254,17 @@ def test_every_option_of_an_embedded_model_is_documented_with_its_default(model:
     assert list(table) == list(fields)
     for field in fields.values():
         assert table[field.name] == ("none" if field.default is None else str(field.default)), field.name
+
+
+def test_models_that_are_served_by_default() -> None:
+    """What getting-started.md says of `duplex serve`; and the speech endpoints find one that speaks."""
+    config = ServerConfig()
+    adapters = load_adapters(config)
+    gateway = Gateway(config, adapters)
+    assert gateway.default_model == "embedded-voice"
+    assert gateway.default_video_model == "embedded-commentary"
+    speaking = [adapter for adapter in adapters if isinstance(adapter, SpeechAdapter)]
+    assert [adapter.info.id for adapter in speaking] == ["embedded-voice"]
 
 
 # --- examples -----------------------------------------------------------------------------------------

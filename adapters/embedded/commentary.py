@@ -78,7 +78,7 @@ class Commentary:
     def __init__(self, options: CommentaryOptions) -> None:
         self.options = options
         self.models = Models()
-        self.speech: Speech | None = None
+        self.synthesiser: Speech | None = None
         self.workers: ThreadPoolExecutor | None = None
         self.readers: ThreadPoolExecutor | None = None
         speaks = options.speech is not False and _speech_installed()
@@ -108,8 +108,8 @@ class Commentary:
         if Modality.AUDIO in self.info.output_modalities:
             from duplex.adapters.embedded.speech import Speech
 
-            self.speech = Speech(options.voice)
-            self.speech.start()
+            self.synthesiser = Speech(options.voice)
+            self.synthesiser.start()
         elif options.speech:
             raise DuplexError(
                 ErrorCode.BAD_CONFIG, "speech needs the package hibari-tts (extra `embedded`)", param="speech"
@@ -126,9 +126,9 @@ class Commentary:
                 pool.shutdown(wait=False, cancel_futures=True)
         self.workers = self.readers = None
         self.models = Models()
-        if self.speech is not None:
-            self.speech.stop()
-            self.speech = None
+        if self.synthesiser is not None:
+            self.synthesiser.stop()
+            self.synthesiser = None
 
 
 class CommentarySession:
@@ -189,8 +189,8 @@ class CommentarySession:
         if settings.options:
             name = next(iter(settings.options))
             raise DuplexError(ErrorCode.UNKNOWN_FIELD, f"unknown option {name!r}", param=f"options.{name}")
-        if settings.voice is not None and self._adapter.speech is not None:
-            self._adapter.speech.check(voice=settings.voice)
+        if settings.voice is not None and self._adapter.synthesiser is not None:
+            self._adapter.synthesiser.check(voice=settings.voice)
         self._settings = settings
 
     async def finish(self) -> None:
@@ -291,7 +291,7 @@ class CommentarySession:
         return [e for e in taken if now is None or now - e.at_ms <= _STALE_MS]
 
     async def _speak(self, text: str, voice: str | None) -> AsyncIterator[AudioDelta]:
-        speech, workers = self._adapter.speech, self._adapter.workers
+        speech, workers = self._adapter.synthesiser, self._adapter.workers
         if speech is None or workers is None:
             return
         pieces = speech.speak(text, voice=voice)

@@ -268,8 +268,12 @@ class Gateway:
 
     @property
     def default_model(self) -> str | None:
-        """The model of `/v1/duplex` when the client names none."""
-        return self.config.default_model or next(iter(self.adapters), None)
+        """The model of `/v1/duplex` when the client names none: as configured, else the first that hears, if
+        any does."""
+        hears = (
+            id for id, adapter in self.adapters.items() if Modality.AUDIO in adapter.info.input_modalities
+        )
+        return self.config.default_model or next(hears, None) or next(iter(self.adapters), None)
 
     @property
     def default_video_model(self) -> str | None:

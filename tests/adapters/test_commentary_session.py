@@ -104,7 +104,7 @@ async def opened(
     assert isinstance(adapter, Adapter)
     await adapter.start()
     adapter.models = Models(detector=detector, reader=reader)
-    adapter.speech = speech
+    adapter.synthesiser = speech
     session = await adapter.open(OpenSession(session_id="s", settings=settings or SessionSettings()))
     assert isinstance(session, AdapterSession)
     heard = Heard(session)
