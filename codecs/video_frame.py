@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import av
 import numpy as np
+from av.sidedata.sidedata import SideDataContainer
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
@@ -123,7 +124,9 @@ class VideoFrame:
 
         Empty for key frames, stills, and codecs that do not export vectors (HEVC, VP8, VP9, AV1).
         """
-        vectors = self.picture.side_data.get("MOTION_VECTORS")
+        # not `picture.side_data`: the picture would keep that, and it the picture, until the collector comes
+        side_data = SideDataContainer(self.picture)
+        vectors = side_data.get("MOTION_VECTORS")
         if vectors is None:
             return NO_MOTION
         raw = vectors.to_ndarray()

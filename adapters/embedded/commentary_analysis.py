@@ -1,8 +1,9 @@
 """One session's windows, analysed in worker threads, one at a time and in order.
 
-Input that comes faster than the analysis is coalesced: while newer windows wait and the oldest has waited for
-a second, frames are only skimmed (decoded, for cuts and motion, without detectors); the newest window always
-gets the full look. Beyond the bounds of the queue the oldest windows are dropped.
+Input that comes faster than the analysis is coalesced: while newer windows wait, one is looked at only as
+long as it takes to describe a new shot, and one that has waited for `SKIM_AFTER_S` is merely skimmed (decoded
+for cuts and motion). The newest window always gets the full look. Beyond the bounds of the queue the oldest
+windows are dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from duplex.adapters.embedded.events import Event
 from duplex.adapters.embedded.objects import ObjectDetector
 from duplex.adapters.embedded.onscreen_text import MOST_PIXELS, TextReader
-from duplex.adapters.embedded.scene import Scene, View
+from duplex.adapters.embedded.scene import Care, Scene, View
 from duplex.adapters.embedded.tags import Tagger
 from duplex.codecs.video import VideoFrame, VideoLimits, VideoStream
 from duplex.codecs.video_frame import Pixels
@@ -34,7 +35,9 @@ Media: TypeAlias = VideoWindow | ImageWindow | CodecWindow
 
 MAX_WINDOWS: Final = 64
 MAX_BYTES: Final = 64 * 1024 * 1024
-SKIM_AFTER_S: Final = 1.0
+BRIEF_AFTER_S: Final = 0.8
+BRIEF_BEHIND: Final = 2  # newer windows that wait
+SKIM_AFTER_S: Final = 1.5
 _REPORT_EVERY_S: Final = 1.0
 _MOVES_ALONE: Final = 0.45  # the gate's score of motion without an event
 _BUSY: Final = 0.3  # share of the picture that moves, from which that is reached
@@ -201,9 +204,9 @@ class Analysis:
             for frame in self._frames(window, waiting.arrived):
                 if self._closed:
                     return
-                detailed = not (self._queue and self._clock() - waiting.arrived > SKIM_AFTER_S)
-                skimmed = skimmed or not detailed
-                events = self._scene.watch(frame, detailed=detailed)
+                care = self._care(waiting)
+                skimmed = skimmed or care is not Care.FULL
+                events = self._scene.watch(frame, care=care)
                 self._awaits_key = False
                 busiest = max(busiest, self._scene.activity)
                 salience = max([salience, *(e.salience for e in events)])
@@ -223,6 +226,15 @@ class Analysis:
             segment = window.segment_id if isinstance(window, VideoWindow) else ""
             self._tell([GateScore(score=round(gate, 3), pts_ms=window.pts_ms, segment_id=segment)])
         self._report_lag(waiting.arrived, skimmed)
+
+    def _care(self, waiting: _Waiting) -> Care:
+        behind = len(self._queue)
+        if not behind:
+            return Care.FULL
+        waited = self._clock() - waiting.arrived
+        if waited > SKIM_AFTER_S:
+            return Care.SKIM
+        return Care.BRIEF if waited > BRIEF_AFTER_S or behind >= BRIEF_BEHIND else Care.FULL
 
     def _frames(self, window: VideoWindow | ImageWindow | None, arrived: float) -> Iterator[VideoFrame]:
         if window is None:

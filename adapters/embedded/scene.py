@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final
 
 import numpy as np
@@ -48,6 +49,14 @@ _GRADUAL_MS: Final = 1000.0
 _CALM: Final = 1.5  # brightness steps a frame
 _MOST_EVENTS: Final = 128
 _MOST_SHOTS: Final = 24
+
+
+class Care(Enum):
+    """How closely frames are looked at."""
+
+    FULL = auto()
+    BRIEF = auto()  # detectors until the shot is described
+    SKIM = auto()  # cuts and motion alone
 
 
 @dataclass(slots=True)
@@ -132,8 +141,8 @@ class Scene:
 
     # --- frames -------------------------------------------------------------------------------------
 
-    def watch(self, frame: VideoFrame, *, detailed: bool = True) -> list[Event]:
-        """Look at the next frame. `detailed` False: find cuts and motion alone, to catch up."""
+    def watch(self, frame: VideoFrame, *, care: Care = Care.FULL) -> list[Event]:
+        """Look at the next frame, with as much care as there is time for."""
         events: list[Event] = []
         if self._last_ms <= frame.pts_ms < self._last_ms + _SHORTEST_MS:
             return events
@@ -154,7 +163,7 @@ class Scene:
         size = (frame.width, frame.height)
         motion = self._meter.feed(frame.pts_ms, thumb, luma, vectors, frame.type, size)
         self._last_motion, self.activity = motion, motion.active
-        events += self._follow(frame, luma, motion, detailed)
+        events += self._follow(frame, luma, motion, care)
         return events
 
     def settle(self, frame: VideoFrame) -> list[Event]:
@@ -246,7 +255,7 @@ class Scene:
         return self._describe(shot) if shot is not None and not shot.described else []
 
     def _follow(
-        self, frame: VideoFrame, luma: NDArray[np.float32], motion: Motion, detailed: bool
+        self, frame: VideoFrame, luma: NDArray[np.float32], motion: Motion, care: Care
     ) -> list[Event]:
         shot = self._shot
         assert shot is not None
@@ -254,7 +263,7 @@ class Scene:
         now, age = frame.pts_ms, frame.pts_ms - shot.start_ms
         if self._look is None or now - self._look.pts_ms >= 120.0:
             self._take_look(shot, frame)
-        if detailed:
+        if care is Care.FULL or (care is Care.BRIEF and not shot.described):
             if self._detector is not None and now >= self._detect_due:
                 events += self._detect(shot, frame, luma, self._detector)
             if self._tagger is not None and now >= self._tag_due:

@@ -11,7 +11,7 @@ from video_clips import encode, moving_square, texture
 
 from duplex.adapters.embedded.events import Kind
 from duplex.adapters.embedded.object_tracks import FAINT, ObjectTracks, sure_score
-from duplex.adapters.embedded.scene import Scene
+from duplex.adapters.embedded.scene import Care, Scene
 from duplex.adapters.embedded.vision_look import colour_words, likeness, look_of
 from duplex.codecs.video import VideoStream
 
@@ -302,21 +302,30 @@ def test_skimming_asks_no_detector_and_makes_no_claim():
     detector = ScriptedDetector((0, [seen("person")]))
     scene = Scene(detector, ScriptedTagger("a beach", 0.9))
     frames = frames_of(noisy([texture(H, W, 1)] * 40 + [texture(H, W, 2)] * 40))
-    events = [e for f in frames for e in scene.watch(f, detailed=False)]
+    events = [e for f in frames for e in scene.watch(f, care=Care.SKIM)]
     assert detector.asked == []
     assert [e.kind for e in events] == [Kind.OPENING, Kind.CUT]
     assert not any(e.looked or e.objects or e.tag for e in events)
+
+
+def test_a_brief_look_describes_the_shot_and_no_more():
+    detector = ScriptedDetector((0, [seen("person")]))
+    scene = Scene(detector)
+    frames = frames_of(noisy([texture(H, W, 1)] * 60))
+    events = [e for f in frames for e in scene.watch(f, care=Care.BRIEF)]
+    assert [[o.label for o in e.objects] for e in events] == [["person"]]
+    assert len(detector.asked) == 2
 
 
 def test_state_stays_bounded_over_hours():
     detector = ScriptedDetector((0, []))
     scene = Scene(detector)
     pictures = noisy([texture(36, 64, s) for s in range(4)])
-    for number in range(2000):
+    for number in range(400):
         scene.watch(frame_of(pictures[number % 4], number * 5000.0))
         scene.text_found((f"line {number}",), scene.view().shots, number * 5000.0)
     view = scene.view()
-    assert view.pts_ms == 1999 * 5000.0
+    assert view.pts_ms == 399 * 5000.0
     assert len(view.events) <= 128
     assert len(scene._views) <= 24
     assert len(scene._read) <= 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import av
 import numpy as np
@@ -89,6 +90,14 @@ def test_motion_vectors_show_where_and_how_far_content_moved(pictures):
     assert np.median(vectors["dx"][on_square]) == pytest.approx(4, abs=0.5)
     assert np.median(vectors["dy"][on_square]) == pytest.approx(0, abs=0.5)
     assert abs(vectors["dx"][elsewhere]).max() < 0.5
+
+
+def test_asking_for_motion_does_not_keep_the_picture():
+    """A picture that waited for the garbage collector cost a session hundreds of megabytes."""
+    frame = list(VideoStream().decode(encode(moving_square(6)), "mp4"))[3]
+    before = sys.getrefcount(frame.picture)
+    assert len(frame.motion()) > 0
+    assert sys.getrefcount(frame.picture) == before
 
 
 def test_residual_is_high_where_motion_explains_nothing():
