@@ -5,7 +5,10 @@ from duplex.clients import AsyncDuplexClient
 
 async def main(url: str = "ws://127.0.0.1:8600/v1/duplex") -> None:
     async with AsyncDuplexClient(url) as client:
-        await client.speak("It was the best of times, it was the worst of times, it was the age of wisdom.")
+        await client.speak(
+            "It was the best of times, it was the worst of times, it was the age of wisdom, "
+            "it was the age of foolishness, it was the epoch of belief, it was the epoch of incredulity."
+        )
         await asyncio.sleep(1.5)
         await client.cancel()  # the user cuts in
         response = await client.response()
