@@ -189,7 +189,9 @@ class CommentarySession:
         if settings.options:
             name = next(iter(settings.options))
             raise DuplexError(ErrorCode.UNKNOWN_FIELD, f"unknown option {name!r}", param=f"options.{name}")
-        if settings.voice is not None and self._adapter.synthesiser is not None:
+        if settings.voice is not None:
+            if self._adapter.synthesiser is None:
+                raise DuplexError(ErrorCode.INVALID_VALUE, "this model has no voice here", param="voice")
             self._adapter.synthesiser.check(voice=settings.voice)
         self._settings = settings
 

@@ -288,6 +288,9 @@ async def test_unknown_options_are_refused_by_name():
         with pytest.raises(DuplexError, match="zoom") as caught:
             await session.update(SessionSettings(options={"zoom": 2}))
         assert caught.value.code is ErrorCode.UNKNOWN_FIELD
+        with pytest.raises(DuplexError, match="no voice") as caught:
+            await session.update(SessionSettings(voice="heart"))
+        assert caught.value.code is ErrorCode.INVALID_VALUE
 
 
 async def test_text_windows_and_close_in_any_state(windows):
