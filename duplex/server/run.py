@@ -14,12 +14,14 @@ from types import FrameType
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
+from starlette.routing import BaseRoute
 
 from duplex.adapters.base import Adapter
 from duplex.config import ServerConfig
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.runtime import gateway as runtime
 from duplex.server.app import create_app
+from duplex.server.http_protocol import GatewayHttp
 from duplex.server.websocket import GatewayWebSocket
 
 log = logging.getLogger("duplex.server")
@@ -105,7 +107,12 @@ class Server(uvicorn.Server):
             task.cancel()
 
 
-def serve(config: ServerConfig, adapters: Sequence[Adapter] | None = None) -> None:
+def serve(
+    config: ServerConfig,
+    adapters: Sequence[Adapter] | None = None,
+    *,
+    extra_routes: Sequence[BaseRoute] = (),
+) -> None:
     """Serve until SIGTERM or SIGINT, drain and return. A second signal cuts the drain short.
 
     Raises:
@@ -113,7 +120,7 @@ def serve(config: ServerConfig, adapters: Sequence[Adapter] | None = None) -> No
         Exception: what a model failed to load with.
     """
     logging.getLogger("duplex").setLevel(config.log_level.upper())
-    app = create_app(config, adapters)
+    app = create_app(config, adapters, extra_routes=extra_routes)
     settings = _uvicorn_config(app, config)
 
     async def main() -> None:
@@ -199,6 +206,7 @@ def _uvicorn_config(app: Starlette, config: ServerConfig) -> uvicorn.Config:
     """uvicorn's settings. Its own lines are left out below warnings: they hold the query, and so tokens."""
     settings = uvicorn.Config(
         app,
+        http=GatewayHttp,
         ws=GatewayWebSocket,
         # what is over the limit but not absurd is read whole, so that the close handshake stays in step
         ws_max_size=2 * config.max_message_bytes + MESSAGE_SLACK,

@@ -140,11 +140,16 @@ class SpeechRoutes:
         yield _event({"type": "speech.audio.done", "usage": usage(body.input, audio_ms)})
 
     async def _collect(self, job: Job, body: SpeechBody, room: _Room) -> list[Encoded]:
+        """All pieces. One that fails gives its room back to the others of its batch."""
         parts: list[Encoded] = []
-        async with contextlib.aclosing(self._speak(job, body)) as audio:
-            async for piece in audio:
-                room.take(len(piece.payload))
-                parts.append(piece)
+        try:
+            async with contextlib.aclosing(self._speak(job, body)) as audio:
+                async for piece in audio:
+                    room.take(len(piece.payload))
+                    parts.append(piece)
+        except DuplexError:
+            room.give_back(sum(len(part.payload) for part in parts))
+            raise
         return parts
 
     # --- batch --------------------------------------------------------------------------------------
@@ -220,8 +225,11 @@ class _Room:
         self._taken = 0
 
     def take(self, size: int) -> None:
+        check_whole(self._taken + size)
         self._taken += size
-        check_whole(self._taken)
+
+    def give_back(self, size: int) -> None:
+        self._taken -= size
 
 
 def _check_words(body: SpeechBody) -> None:

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from duplex.core.errors import DuplexError, ErrorCode
+from duplex.server.http_protocol import ABORT
 from duplex.speech.places import Place
 
 log = logging.getLogger("duplex.speech")
@@ -174,7 +175,7 @@ class Stream(Response):
             _abort(scope)
         except DuplexError as error:
             self._count(error.code)
-            _abort(scope)
+            log.warning("a streamed response breaks off: %s", error.message)
         finally:
             await self._chunks.aclose()
             self._place.release()
@@ -193,6 +194,6 @@ class Stream(Response):
 
 def _abort(scope: Scope) -> None:
     """Drop the connection without what is still to be written."""
-    abort = scope.get("extensions", {}).get("duplex.abort")
+    abort = scope.get("extensions", {}).get(ABORT)
     if abort is not None:
         abort()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from duplex.adapters.base import AdapterInfo, AdapterSession
 from duplex.adapters.speech import SpeechChunk, SpeechRequest, SpeechVoice, WordTime
+from duplex.adapters.text import has_words
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import Modality, OpenSession
 
@@ -22,6 +24,8 @@ class FakeFace:
     """Speaks each piece of text as a 440 Hz tone, `MS_PER_CHARACTER` ms a character.
 
     `gate`: when given, each chunk waits for one `release()` of it. `fail_on`: text that breaks the model.
+    Text without a letter or digit makes no sound. `touched` is set when text was taken, `stopped` when a run
+    is over; `closed` counts those.
     """
 
     sample_rate = RATE
@@ -33,6 +37,7 @@ class FakeFace:
         self.started: list[str] = []
         self.closed = 0
         self.touched = asyncio.Event()
+        self.stopped = asyncio.Event()
 
     @property
     def voices(self) -> tuple[SpeechVoice, ...]:
@@ -65,19 +70,51 @@ class FakeFace:
                     await self.gate.acquire()
                 else:
                     await asyncio.sleep(0)
-                count = len(piece) * MS_PER_CHARACTER * RATE // 1000
+                count = len(piece) * MS_PER_CHARACTER * RATE // 1000 if has_words(piece) else 0
                 time = np.arange(count) / RATE
                 samples = (0.3 * np.sin(2 * np.pi * 440 * time)).astype(np.float32)
                 length = count / RATE * 1000
-                words = (
-                    (WordTime(word=piece.strip(), start_ms=position, end_ms=position + length),)
-                    if request.word_timestamps
-                    else None
-                )
+                words = self.words(piece, position) if request.word_timestamps else None
                 position += length
                 yield SpeechChunk(samples=samples, sample_rate=RATE, text=piece, words=words)
         finally:
             self.closed += 1
+            self.stopped.set()
+
+    def words(self, piece: str, start_ms: float) -> tuple[WordTime, ...] | None:
+        """The whole piece as one word."""
+        length_ms = len(piece) * MS_PER_CHARACTER
+        return (WordTime(word=piece.strip(), start_ms=start_ms, end_ms=start_ms + length_ms),)
+
+
+class WordyFace(FakeFace):
+    """Tells each word's time by the place of its characters."""
+
+    def words(self, piece: str, start_ms: float) -> tuple[WordTime, ...] | None:
+        return tuple(
+            WordTime(
+                word=match.group(),
+                start_ms=start_ms + match.start() * MS_PER_CHARACTER,
+                end_ms=start_ms + match.end() * MS_PER_CHARACTER,
+            )
+            for match in re.finditer(r"\S+", piece)
+        )
+
+
+class EndlessFace(FakeFace):
+    """Says 100 ms of silence again and again."""
+
+    async def synthesise(
+        self, request: SpeechRequest, text: AsyncIterator[str]
+    ) -> AsyncIterator[SpeechChunk]:
+        try:
+            self.touched.set()
+            while True:
+                await asyncio.sleep(0)
+                yield SpeechChunk(samples=np.zeros(RATE // 10, np.int16), sample_rate=RATE)
+        finally:
+            self.closed += 1
+            self.stopped.set()
 
 
 class FakeSpeechAdapter:

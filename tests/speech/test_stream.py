@@ -4,76 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
-from typing import Any
-from urllib.parse import urlencode
 
 import pytest
-from fake_speech import MS_PER_CHARACTER, RATE, FakeFace, FakeSpeechAdapter
-from websockets.asyncio.client import ClientConnection, connect
+from fake_speech import FakeFace, FakeSpeechAdapter
+from speech_stage import Stage, config, pcm_bytes
 from websockets.exceptions import ConnectionClosed
 
-from duplex.config import ServerConfig
-from duplex.server.run import Gateway, running_gateway
-
-PATIENCE_S = 20.0
-
-
-class Voice:
-    """A client of the stream."""
-
-    def __init__(self, ws: ClientConnection) -> None:
-        self.ws = ws
-        self.log: list[dict[str, Any]] = []
-
-    async def send(self, type: str, **fields: Any) -> None:
-        await self.ws.send(json.dumps({"type": type, **fields}))
-
-    async def next(self) -> dict[str, Any]:
-        raw = await asyncio.wait_for(self.ws.recv(), PATIENCE_S)
-        message = {"type": "audio", "data": raw} if isinstance(raw, bytes) else json.loads(raw)
-        self.log.append(message)
-        return message
-
-    async def until(self, type: str) -> dict[str, Any]:
-        while (message := await self.next())["type"] != type:
-            pass
-        return message
-
-    async def closed(self) -> tuple[int, str]:
-        try:
-            while True:
-                await self.next()
-        except ConnectionClosed as closed:
-            frame = closed.rcvd
-        assert frame is not None, "the connection was lost without a close frame"
-        return frame.code, frame.reason
-
-    @property
-    def audio(self) -> bytes:
-        return b"".join(message["data"] for message in self.log if message["type"] == "audio")
-
-
-class Stage:
-    def __init__(self, gateway: Gateway, face: FakeFace) -> None:
-        self.gateway = gateway
-        self.face = face
-        self._sockets: list[ClientConnection] = []
-
-    async def voice(self, *, headers: dict[str, str] | None = None, **query: Any) -> Voice:
-        url = f"{self.gateway.ws_url}/v1/audio/speech/stream?{urlencode(query)}"
-        ws = await connect(url, max_size=None, additional_headers=headers, close_timeout=2)
-        self._sockets.append(ws)
-        return Voice(ws)
-
-    async def close(self) -> None:
-        for ws in self._sockets:
-            await ws.close()
-
-
-def config(**fields: Any) -> ServerConfig:
-    return ServerConfig(port=0, drain_grace_s=1.0, **fields)
+from duplex.server.run import running_gateway
 
 
 @pytest.fixture
@@ -93,10 +31,6 @@ async def gated() -> AsyncIterator[Stage]:
         stage = Stage(gateway, face)
         yield stage
         await stage.close()
-
-
-def pcm_bytes(text: str) -> int:
-    return len(text) * MS_PER_CHARACTER * RATE // 1000 * 2
 
 
 async def test_the_documented_conversation(stage: Stage) -> None:
