@@ -35,8 +35,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 async def start_gateway() -> AsyncIterator[Callable[..., "Awaitable[Gateway]"]]:
-    """Start gateways on free ports, on the test's loop: `await start_gateway(adapter, max_sessions=2)`. Keyword
-    arguments are settings of `ServerConfig`. All are stopped when the test ends."""
+    """Start gateways on free ports, on the test's loop: `await start_gateway(adapter, max_sessions=2)`.
+    Keyword arguments are settings of `ServerConfig`. All are stopped when the test ends."""
     # imported late: the path must be as above before
     from duplex.adapters.scripted import ScriptedAdapter
     from duplex.config import ServerConfig
