@@ -154,7 +154,8 @@ class Speech:
             samples, truncated = self._synthesise(hibari, text, speed, seed=seed)
             return Piece(text=text, samples=samples, truncated=truncated)
         spoken: list[SpokenWord] = []
-        samples, truncated = self._synthesise(hibari, text, speed, self._timed_model(name, hibari), spoken)
+        timer = self._timed_model(name, hibari)
+        samples, truncated = self._synthesise(hibari, text, speed, timer, spoken, seed=seed)
         words = align(words_of(text), spoken, lambda word: _read(hibari, word))
         return Piece(text=text, samples=samples, truncated=truncated, words=words)
 
@@ -204,7 +205,7 @@ class Speech:
             if timed is None:
                 samples = voice.from_phonemes(phonemes, speed, seed=seed)
             else:
-                samples, found = timed(voice, phonemes, speed)
+                samples, found = timed(voice, phonemes, speed, seed=seed)
             cap = int(SAMPLE_RATE * (_SHORTEST_CAP_S + len(phonemes) * _SECONDS_PER_PHONEME) / speed)
             truncated = truncated or len(samples) > cap
             samples = samples[:cap]

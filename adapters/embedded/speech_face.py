@@ -90,7 +90,7 @@ class EmbeddedSpeech:
             self._say,
             voice=request.voice,
             speed=request.speed,
-            seed=request.seed or 0,
+            seed=(request.seed or 0) % 2**64,  # seeds below zero are seeds too
             timed=request.word_timestamps,
         )
         room = None

@@ -61,7 +61,7 @@ class TimedModel:
         )
 
     def __call__(
-        self, voice: Any, phonemes: str, speed: float
+        self, voice: Any, phonemes: str, speed: float, *, seed: int = 0
     ) -> tuple[NDArray[np.float32], list[SpokenWord]]:
         """Samples, the same as the voice alone makes, and its words (times from the samples' start)."""
         from hibari import dsp
@@ -70,7 +70,7 @@ class TimedModel:
         ids = [0, *(voice.vocab[symbol] for symbol in known), 0]
         inputs = {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
         *spectra, durations = self._session.run(None, inputs)
-        samples = dsp.synth(*(out[0] for out in spectra), np.random.default_rng(0))
+        samples = dsp.synth(*(out[0] for out in spectra), np.random.default_rng(seed))
         return samples, _spoken(known, durations.reshape(-1))
 
 
