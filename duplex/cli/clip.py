@@ -23,6 +23,8 @@ WINDOW_MS: Final = 500.0
 """Default length of a window: half a second of the two that live commentary may lag."""
 
 _COPIED = frozenset(("h264", "hevc", "mpeg1video", "mpeg2video"))
+_TEXT_ART: Final = frozenset(("tty", "bin", "xbin", "adf", "idf"))
+"""libav plays any text as a film of a terminal."""
 _RATE: Final = 25
 """Frames/s of a re-encoded clip, at most."""
 _SIDE: Final = 640
@@ -56,6 +58,9 @@ def probe(path: Path) -> ClipInfo:
         raise UsageError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
     try:
         with av.open(str(path)) as container:
+            name = container.format.name
+            if name in _TEXT_ART or name == "image2" or name.endswith("_pipe"):
+                raise UsageError(f"{path}: not a video")
             if not container.streams.video:
                 raise UsageError(f"{path}: holds no video")
             stream = container.streams.video[0]

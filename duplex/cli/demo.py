@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         asyncio.run(_steps(args, out, timeline, steps))
     finally:
-        timeline.save(out / "timeline.jsonl")
+        if steps:  # of a demo that broke off, what there is
+            timeline.save(out / "timeline.jsonl")
     plotted = not args.no_plot and _plot(timeline, out / "timeline.png")
     print()
     print(table(steps))

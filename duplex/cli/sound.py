@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -11,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.cli.errors import CommandError, UsageError
-from duplex.codecs import Resampler, open_encoder
-from duplex.codecs.encoders import wav_header
+from duplex.codecs import AudioEncoder, Resampler, open_encoder
 from duplex.core.errors import DuplexError
-from duplex.core.types import Samples
 
 _SCALES: Final = {"|u1": (128.0, 2.0**7), "<i2": (0.0, 2.0**15), "<i4": (0.0, 2.0**31)}
 """Middle and full scale of integer samples, by numpy's name of their type."""
@@ -34,9 +33,8 @@ FORMATS: Final[dict[str, tuple[str, str | None]]] = {
 
 
 class SoundFile:
-    """A mono sound file that is written as its samples come.
-
-    It appears under its name when it is whole: a run that fails leaves no half file behind.
+    """A mono sound file. Samples are kept aside as they come, and encoded when all are there: so that the
+    file's header tells its length, and a run that fails leaves no half file behind.
 
     Raises:
         UsageError: an extension that is not known, a rate that the format has not.
@@ -47,45 +45,58 @@ class SoundFile:
         known = FORMATS.get(path.suffix.lower())
         if known is None:
             raise UsageError(f"{path}: unknown sound format; known are {', '.join(FORMATS)}")
-        codec, container = known
+        self._codec, self._container = known
+        self._input_rate = input_rate
+        self._output_rate = output_rate or input_rate
         try:
-            self._encoder = open_encoder(
-                codec, input_rate=input_rate, output_rate=output_rate, container=container
-            )
+            self._encoder()
         except DuplexError as error:
             raise UsageError(str(error)) from error
         self.path = path
         self.samples = 0
         self._partial = path.with_name(f".{path.name}.part")
-        self._file: BinaryIO | None = None
         try:
-            self._file = self._partial.open("wb")
+            self._file: BinaryIO | None = self._partial.open("wb")
         except OSError as error:
             raise CommandError(f"{path}: cannot be written ({error.strerror})") from error
+        self._waiting: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115, closed with the file
 
-    def write(self, samples: Samples) -> None:
+    def _encoder(self, samples: int | None = None) -> AudioEncoder:
+        rates = self._output_rate / self._input_rate
+        return open_encoder(
+            self._codec,
+            input_rate=self._input_rate,
+            output_rate=self._output_rate,
+            container=self._container,
+            total_samples=None if samples is None else round(samples * rates),
+        )
+
+    def write(self, samples: NDArray[np.int16]) -> None:
         """Add samples at the input rate."""
-        assert self._file is not None
         self.samples += len(samples)
-        self._file.write(self._encoder.feed(samples))
+        self._waiting.write(samples.astype("<i2", copy=False).tobytes())
 
     def close(self) -> None:
-        """Finish the file and give it its name."""
+        """Encode what was written, and give the file its name."""
         if self._file is None:
             return
-        with self._file as file:
-            file.write(self._encoder.flush())
-            if self._encoder.codec == "wav":
-                total = (file.tell() - 44) // 2
-                file.seek(0)
-                file.write(wav_header(self._encoder.sample_rate, total))
+        try:
+            with self._file as file, self._waiting as waiting:
+                encoder = self._encoder(self.samples)
+                waiting.seek(0)
+                while data := waiting.read(2 * self._input_rate):
+                    file.write(encoder.feed(np.frombuffer(data, "<i2")))
+                file.write(encoder.flush())
+            self._partial.replace(self.path)
+        except OSError as error:
+            raise CommandError(f"{self.path}: cannot be written ({error.strerror})") from error
         self._file = None
-        self._partial.replace(self.path)
 
     def discard(self) -> None:
         """Leave no file."""
         if self._file is not None:
             self._file.close()
+            self._waiting.close()
             self._file = None
         self._partial.unlink(missing_ok=True)
 
@@ -101,7 +112,7 @@ class SoundFile:
             self.discard()
 
 
-def write_sound(path: Path, samples: Samples, sample_rate: int) -> None:
+def write_sound(path: Path, samples: NDArray[np.int16], sample_rate: int) -> None:
     """A whole sound file at once."""
     with SoundFile(path, input_rate=sample_rate) as file:
         file.write(samples)
@@ -135,7 +146,7 @@ def read_speech(path: Path, sample_rate: int) -> NDArray[np.int16]:
     except (FFmpegError, OSError) as error:
         words = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{path}: not a recording ({str(words).lower()})") from error
-    if not chunks:
+    if not chunks or not rate:
         raise UsageError(f"{path}: holds no sound")
     resampler = Resampler(rate, sample_rate)
     out = [resampler.feed(chunk) for chunk in chunks]

@@ -147,6 +147,7 @@ async def watch(
     windows = iter(cut(clip, window_ms=window_ms))
     start = time.monotonic()
     sent = 0
+    end_ms = 0.0
     # without a clock, the model sets the pace, as far as it tells what it has looked at
     tells = not paced
     # the next window is cut in a thread while the last one is on its way
@@ -159,6 +160,7 @@ async def watch(
         if talk.over is not None:
             raise CommandError(f"the session ended: {talk.over}")
         if waiting and waiting[0].at_ms < end_ms:
+            screen.asked(end_ms)
             await talk.ask(waiting.pop(0).text)
         await _send(talk, window)
         sent += 1
@@ -166,6 +168,7 @@ async def watch(
     await _last_words(talk)
     for question in waiting:
         known = len(talk.answers)
+        screen.asked(end_ms)
         await talk.ask(question.text)
         await talk.client.commit()
         await talk.until(partial(_answered, talk, known), f"{question.text!r} was not answered", ANSWER_S)
@@ -231,6 +234,7 @@ class Screen:
     _paced: bool = True
     _start_ms: float = 0.0
     _sent_ms: float = 0.0
+    _asked_ms: float = 0.0
     _shown: bool = False
 
     def begin(self, talk: Conversation, *, paced: bool) -> None:
@@ -260,7 +264,7 @@ class Screen:
         lag_ms = said_ms - seen_ms if seen_ms is not None and self._paced else None
         comment = Comment(
             text=text,
-            clip_ms=self._sent_ms if seen_ms is None else seen_ms,
+            clip_ms=self._asked_ms if answer.question else self._sent_ms if seen_ms is None else seen_ms,
             lag_ms=lag_ms,
             answer=answer.question,
         )
@@ -276,6 +280,10 @@ class Screen:
         late = f"   (+{lag_ms / 1000:.1f} s)" if lag_ms is not None else ""
         print(f"{self.indent}{clock(comment.clip_ms)}  {text}{late}", flush=True)
         self._progress()
+
+    def asked(self, at_ms: float) -> None:
+        """A question was asked when the clip was here."""
+        self._asked_ms = at_ms
 
     def sent(self, until_ms: float) -> None:
         """The clip was sent up to here."""
@@ -313,6 +321,8 @@ class Screen:
         words = [f"{clock(self._sent_ms)} watched", f"{len(self.comments)} comments"]
         if late:
             words.append(f"lag {late[len(late) // 2] / 1000:.2f} s median, {late[-1] / 1000:.2f} s at most")
+        if self.analysis_lag_ms:
+            words.append(f"analysis at most {self.analysis_lag_ms / 1000:.2f} s behind")
         if self.coalesced:
             words.append(f"{self.coalesced} windows merged to keep up")
         return "; ".join(words)

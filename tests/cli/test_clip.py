@@ -17,22 +17,21 @@ from duplex.codecs.video_stream import VideoStream
 FRAMES = 60
 
 
-def make_clip(
-    path: Path, codec: str, *, gop: int = 300, rate: int = 25, size: tuple[int, int] = (160, 96)
-) -> Path:
+def make_clip(path: Path, codec: str, *, size: tuple[int, int] = (160, 96), **options: str) -> Path:
     """A white square that walks one pixel a frame over grey."""
     width, height = size
     with av.open(str(path), "w") as container:
-        stream: Any = container.add_stream(codec, rate=rate)
-        stream.width, stream.height, stream.pix_fmt, stream.gop_size = width, height, "yuv420p", gop
+        stream: Any = container.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt, stream.gop_size = width, height, "yuv420p", 300
         stream.thread_count = 1
         if codec.startswith("libvpx"):
             stream.options = {"deadline": "realtime", "cpu-used": "8"}
+        stream.options = {**stream.options, **options}
         for number in range(FRAMES):
             pixels = np.full((height, width, 3), 90, np.uint8)
             pixels[20:50, number : number + 30] = 255
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
-            frame.pts, frame.time_base = number, Fraction(1, rate)
+            frame.pts, frame.time_base = number, Fraction(1, 25)
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return path
