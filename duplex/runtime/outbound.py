@@ -117,7 +117,8 @@ class OutboundQueue:
     @property
     def full(self) -> bool:
         """True while a response should yield nothing more."""
-        return self._over(1.0)
+        # the commonest case by far: nothing is queued at all
+        return (self._audio_bytes or self._urgent_bytes) > 0 and self._over(1.0)
 
     def _over(self, fraction: float) -> bool:
         limits = self._limits

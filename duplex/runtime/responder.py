@@ -99,6 +99,11 @@ class Responder:
     def is_active(self, turn: Turn) -> bool:
         return self._driver.session.active_response == turn.response_id
 
+    @property
+    def crowded(self) -> bool:
+        queue = self._queue()
+        return queue is not None and queue.full
+
     async def room(self) -> None:
         queue = self._queue()
         if queue is not None and queue.full:

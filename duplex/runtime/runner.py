@@ -107,6 +107,7 @@ class SessionRunner:
         self._lease = lease
         self._services = services
         self._clock = services.clock
+        self.now = services.clock.now
         self._config = config
         self._metrics = services.metrics
         self._tasks = Tasks(services.stray)
@@ -269,9 +270,6 @@ class SessionRunner:
 
     # --- driving the core ---------------------------------------------------------------------------
 
-    def now(self) -> float:
-        return self._clock.now()
-
     def step(self, step: Callable[P, list[Effect]], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call a method of the core and carry out its effects, behind those that are being carried out."""
         try:
@@ -281,10 +279,28 @@ class SessionRunner:
             effects = self._collapse()
         if not effects:
             return
+        if len(effects) == 1 and not self._effects and not self._performing:
+            effect = effects[0]
+            if type(effect) is Send:
+                # the way of every frame of audio: one effect is in order without a queue
+                self._send_alone(effect.event)
+                return
         tied_to = self._tied_to
         for effect in effects:
             self._effects.append((effect, tied_to))
         self._perform()
+
+    def _send_alone(self, event: Event) -> None:
+        self._performing = True
+        try:
+            self._send(event)
+        except Exception:
+            log.exception("cannot send %s", type(event).__name__)
+            self._effects.extend((effect, None) for effect in self._collapse())
+        finally:
+            self._performing = False
+        if self._effects:
+            self._perform()
 
     def _perform(self) -> None:
         if self._performing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -125,6 +126,9 @@ def serve(
 
     async def main() -> None:
         async with _serving(app, config, settings, take_signals=True) as (_, serving, address):
+            # what is loaded stays: the collector need not look through it while sessions run
+            gc.collect()
+            gc.freeze()
             if not serving.done():
                 log.info("serving %s on http://%s:%d", ", ".join(app.state.gateway.adapters), *address)
             await serving
