@@ -15,10 +15,9 @@ from duplex.runtime.faults import being_cancelled, named
 
 log = logging.getLogger("duplex.adapter")
 
-BREATH = 4
-"""Pieces after which the loop gets a turn, if they came faster than one in `BREATH_S`: an adapter that yields
-without ever waiting must not keep the loop, one that keeps time gives it turns enough."""
 BREATH_S = 0.01
+"""Pieces that follow one another faster than this (seconds) give the loop a turn between them: an adapter that
+yields without ever waiting must not keep the others waiting, one that keeps time gives turns enough."""
 
 
 class Listener(Protocol):
@@ -65,8 +64,7 @@ class ResponsePump:
         self._encoder = ResponseEncoder(turn.settings.output_format, encoders)
         self._listener = listener
         self._audible = Modality.AUDIO in turn.modalities
-        self._pieces = 0
-        self._began = 0.0
+        self._delivered_at = 0.0
 
     async def run(self) -> None:
         turn = self.turn
@@ -104,12 +102,9 @@ class ResponsePump:
 
     async def _deliver(self, delta: TextDelta | EncodedAudio) -> None:
         self._listener.deliver(self.turn.epoch, delta)
-        self._pieces += 1
-        if self._pieces == BREATH:
-            began, self._began = self._began, monotonic()
-            self._pieces = 0
-            if self._began - began < BREATH * BREATH_S:
-                await asyncio.sleep(0)
+        before, self._delivered_at = self._delivered_at, monotonic()
+        if self._delivered_at - before < BREATH_S:
+            await asyncio.sleep(0)
         if self._listener.crowded:
             await self._listener.room()
 

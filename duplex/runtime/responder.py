@@ -8,7 +8,7 @@ from typing import Any
 
 from duplex.adapters.base import AdapterSession
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.types import EncodedAudio, TextDelta, Turn
+from duplex.core.types import Turn
 from duplex.runtime.clock import Clock, Handle
 from duplex.runtime.driver import Driver
 from duplex.runtime.encoding import EncoderPool
@@ -34,6 +34,7 @@ class Responder:
     ) -> None:
         self._adapter = adapter
         self._driver = driver
+        self.deliver = driver.deliver
         self._clock = clock
         self._encoders = encoders
         self._tasks = tasks
@@ -91,10 +92,6 @@ class Responder:
         self._driver.step(self._driver.session.fail, error, self._driver.now())
 
     # --- for the pump -------------------------------------------------------------------------------
-
-    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio) -> None:
-        driver = self._driver
-        driver.step(driver.session.deliver, epoch, delta, driver.now())
 
     def is_active(self, turn: Turn) -> bool:
         return self._driver.session.active_response == turn.response_id

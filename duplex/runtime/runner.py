@@ -41,6 +41,7 @@ from duplex.core.events import (
     SessionUpdated,
 )
 from duplex.core.session import Session
+from duplex.core.types import EncodedAudio, TextDelta
 from duplex.dialects.base import Dialect, Frame
 from duplex.runtime.adapter_input import AdapterInput
 from duplex.runtime.clock import Clock, Handle
@@ -279,23 +280,27 @@ class SessionRunner:
             effects = self._collapse()
         if not effects:
             return
-        if len(effects) == 1 and not self._effects and not self._performing:
-            effect = effects[0]
-            if type(effect) is Send:
-                # the way of every frame of audio: one effect is in order without a queue
-                self._send_alone(effect.event)
-                return
         tied_to = self._tied_to
         for effect in effects:
             self._effects.append((effect, tied_to))
         self._perform()
 
-    def _send_alone(self, event: Event) -> None:
+    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio) -> None:
+        """`step` for what a response yields. A frame of audio goes straight to the queue: it is the one effect
+        of its step, and needs no place behind others unless there are some."""
+        connection = self.connection
+        if self._performing or self._effects or connection is None:
+            self.step(self.session.deliver, epoch, delta, self.now())
+            return
         self._performing = True
         try:
-            self._send(event)
+            for effect in self.session.deliver(epoch, delta, self.now()):
+                if type(effect) is Send and type(effect.event) is ResponseAudio:
+                    connection.queue.put(effect.event)
+                else:
+                    self._carry_out(effect, None)
         except Exception:
-            log.exception("cannot send %s", type(event).__name__)
+            log.exception("cannot deliver a delta")
             self._effects.extend((effect, None) for effect in self._collapse())
         finally:
             self._performing = False
@@ -397,11 +402,9 @@ class SessionRunner:
 
     # --- for the outbound queue ---------------------------------------------------------------------
 
-    def run_ahead_ms(self) -> float:
-        return self.session.run_ahead_ms(self.now())
-
-    def max_run_ahead_ms(self) -> float:
-        return self.session.settings.max_run_ahead_ms
+    def run_ahead_ms(self) -> tuple[float, float]:
+        session = self.session
+        return session.run_ahead_ms(self.now()), session.settings.max_run_ahead_ms
 
     def audio_written(self, event: ResponseAudio) -> None:
         now = self.now()

@@ -11,6 +11,7 @@ What is added:
   recall when a response is cancelled and a slow reader is seen early;
 * a peer that neither reads nor closes is cut off: a transport with bytes left to write never closes by
   itself, and would keep its socket and its session for as long as the peer likes;
+* a loop that was held up does not take its own deafness for the silence of its peers;
 * a message that is too large to be taken in is refused by the application, in its own words, instead of with
   a bare 1009.
 """
@@ -38,6 +39,8 @@ UNSENT_LOW_WATER = 16 * 1024
 """Bytes that the kernel takes ahead of what it has sent (Linux, TCP_NOTSENT_LOWAT)."""
 LINGER_S = 2.0
 """Seconds that a peer has to answer a close frame."""
+MAX_LATE_S = 0.25
+"""A loop that is this late for a ping's time-out has not heard its peers (seconds)."""
 TOO_LARGE = "duplex.too_large"
 """Type of the ASGI message that says that a message over `ws_max_size` has begun to come."""
 
@@ -59,6 +62,7 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
     _cut_off: TimerHandle | None = None
     _flowing = True
     _refused = False
+    _second_chance = False
 
     # --- the runtime's side -------------------------------------------------------------------------
 
@@ -142,8 +146,19 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
         self._abort_soon()
 
     def keepalive_timeout(self) -> None:
+        timeout_s = self.ping_timeout or 0.0
+        late_s = self.loop.time() - self.ping_sent_at - timeout_s
+        if late_s > MAX_LATE_S and not self._second_chance:
+            # it was we who did not look: the answer may lie in the kernel, and timers come before sockets
+            self._second_chance = True
+            self.pong_timer = self.loop.call_later(timeout_s, self.keepalive_timeout)
+            return
         super().keepalive_timeout()
         self._abort_soon()
+
+    def send_keepalive_ping(self) -> None:
+        self._second_chance = False
+        super().send_keepalive_ping()
 
     def handle_parser_exception(self) -> None:
         """What came is no WebSocket message, or one that is too large."""

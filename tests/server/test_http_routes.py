@@ -154,7 +154,7 @@ async def test_underruns_and_stale_deltas_are_counted(start_gateway: Any) -> Non
     (runner,) = gateway.runtime.runners
     await peer.send("response.create")
     await peer.expect("response.delta", modality="audio")
-    await until(lambda: runner.run_ahead_ms() == 0)
+    await until(lambda: runner.run_ahead_ms()[0] == 0)
     late.set()
     await peer.expect("response.delta", modality="audio")
     await peer.send("response.cancel")

@@ -105,6 +105,23 @@ async def test_client_that_vanishes_without_a_close_frees_its_slot(
     assert not adapter.open_sessions
 
 
+async def test_healthy_client_survives_a_loop_that_was_held_up(start_gateway: Any) -> None:
+    """28: the loop was blocked for longer than the ping time-out, and healthy sockets were killed (1011)."""
+    gateway = await start_gateway(ping_interval_s=0.05, ping_timeout_s=5.0)
+    peer = await Peer.connect(gateway)
+    (runner,) = gateway.runtime.runners
+    socket = runner.connection.socket
+    peer.vanish()  # the answer stays where the loop has not looked yet
+    await until(lambda: socket.pong_timer is not None)
+    socket.pong_timer.cancel()
+    socket.ping_sent_at -= 60
+    socket.keepalive_timeout()  # as the loop calls it when it runs again, timers first
+    peer.ws.transport.resume_reading()
+    await until(lambda: socket.last_ping_rtt > 0)
+    await peer.send("response.cancel")
+    await peer.expect("response.cancelled")
+
+
 async def test_client_that_says_goodbye_and_keeps_its_socket_is_cut_off(
     start_gateway: Any, short_patience: None
 ) -> None:
