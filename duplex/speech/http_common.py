@@ -8,12 +8,12 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from duplex.core.errors import DuplexError, ErrorCode
+from duplex.dialects.strict_json import parse_object
 from duplex.server.http_protocol import ABORT
 from duplex.speech.places import Place
 
@@ -91,13 +91,7 @@ async def json_body(request: Request, most: int) -> dict[str, Any]:
         data += chunk
         if len(data) > most:
             raise too_large(most)
-    try:
-        raw = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise DuplexError(ErrorCode.INVALID_JSON, f"the body is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise DuplexError(ErrorCode.NOT_AN_OBJECT, "the body must be a JSON object")
-    return raw
+    return parse_object(bytes(data))
 
 
 def check_length(request: Request, most: int) -> None:
