@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from gateway_peer import Peer, forever, tone, until
+from gateway_peer import PATIENCE_S, Peer, forever, tone, until
 
 from duplex.adapters.scripted import ScriptedAdapter, ScriptedSession
 from duplex.core.types import Delta, TextDelta, Turn
@@ -103,6 +103,26 @@ async def test_client_that_vanishes_without_a_close_frees_its_slot(
     await until(lambda: len(gateway.runtime.leases) == 0)
     await until(lambda: socket.disconnected)
     assert not adapter.open_sessions
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /v1/duplex HTTP/1.1\r\nHost: x\r\n"])
+async def test_connection_without_a_request_is_dropped(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """A client that connected and vanished before its handshake held its socket for ever."""
+    monkeypatch.setattr("duplex.server.http_protocol.HEADERS_S", 0.05)
+    gateway = await start_gateway()
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sent)
+    with pytest.raises(ConnectionError):
+        if not await asyncio.wait_for(reader.read(), PATIENCE_S):
+            raise ConnectionError  # a FIN says it as well as a reset
+    writer.close()
+    # one that has said what it wants keeps its socket
+    peer = await Peer.connect(gateway)
+    await asyncio.sleep(0.1)
+    assert (await peer.close())[0] == 1000
 
 
 async def test_healthy_client_survives_a_loop_that_was_held_up(start_gateway: Any) -> None:
