@@ -43,6 +43,19 @@ def test_a_text_turn_from_question_to_done() -> None:
     assert driver.told == ["Hi there."]
 
 
+def test_blank_text_is_nothing_to_respond_to() -> None:
+    driver = Driver()
+    driver.say("  \n")
+    driver.commit("c1")
+    driver.committed(False, event_id="c1")
+    assert driver.codes == [ErrorCode.COMMIT_EMPTY]
+    driver.say(" ")
+    driver.say("So?")
+    driver.commit("c2")
+    driver.committed(True, event_id="c2")
+    assert driver.turn.question == " \nSo?"
+
+
 def test_audio_has_one_sample_clock_and_counts_as_sent_when_it_is_written() -> None:
     driver = Driver()
     driver.create()
