@@ -492,6 +492,11 @@ class SessionMachine(RuleBasedStateMachine):
                 most = scene.cut[index] if scene.honest else scene.player.written.get(index, 0.0)
                 assert said == [word for word, end in spoken if end <= most + 1][: len(said)]
                 assert item.interrupted or len(said) == len(self.texts.get(index, spoken))
+            elif any(
+                isinstance(e, ev.ResponseFailed) and e.index == index for e in scene.monitor.ended.values()
+            ):
+                written = scene.player.written.get(index, 0.0)
+                assert said == [word for word, end in spoken if end <= written + 1][: len(said)]
             else:
                 assert said == (self.texts.get(index) or [word for word, _ in spoken])[: len(said)]
 
