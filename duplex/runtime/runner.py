@@ -196,6 +196,12 @@ class SessionRunner:
         self.detached_since = self.now()
         self.step(self.session.detach, self.detached_since)
 
+    def leave(self, connection: Connection) -> None:
+        """The client closed this socket in good order: the session is over, its slot and id are free."""
+        if connection is self.connection:
+            self.detach(connection)
+            self.end(1000, "closed by the client")
+
     def evict(self) -> None:
         """A newcomer needs the slot of this detached session."""
         self.end(1013, "the slot was needed")

@@ -75,6 +75,8 @@ class SessionEndpoint:
             waiting = iter(early)
             while (message := next(waiting, None) or await receive())["type"] != "websocket.disconnect":
                 _hand_over(message, runner, connection)
+            if socket.left:
+                runner.leave(connection)
         finally:
             runner.detach(connection)
 

@@ -70,6 +70,13 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
     def can_write(self) -> bool:
         return self._flowing and not self.close_sent
 
+    @property
+    def left(self) -> bool:
+        """The client closed its socket, with 1000 or without a code: it is done. 1001 is a page that is
+        loaded anew or a program that ends, and may come back; without a close frame the connection broke."""
+        frame = self.conn.close_rcvd
+        return frame is not None and frame.code in (CloseCode.NORMAL_CLOSURE, CloseCode.NO_STATUS_RCVD)
+
     def watch(self, on_blocked: Callable[[], None], on_writable: Callable[[], None]) -> None:
         self._on_blocked = on_blocked
         self._on_writable = on_writable
