@@ -325,8 +325,8 @@ class Gateway:
 
 @contextmanager
 def _as_bad_config() -> Iterator[None]:
-    """A setting of the handshake that cannot be used refuses the session: a session that runs would only refuse
-    the setting."""
+    """A setting of the handshake that cannot be used refuses the session; one that runs would refuse the setting
+    alone."""
     try:
         yield
     except DuplexError as error:
