@@ -99,6 +99,7 @@ class Server(uvicorn.Server):
             for task in late:
                 task.cancel()
         await self._unless_hurried(self.lifespan.shutdown())
+        log.info("stopped")
 
     async def _unless_hurried(self, work: object) -> None:
         working = asyncio.ensure_future(work)  # type: ignore[call-overload]
