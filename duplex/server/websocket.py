@@ -12,6 +12,7 @@ What is added:
 * a peer that neither reads nor closes is cut off: a transport with bytes left to write never closes by
   itself, and would keep its socket and its session for as long as the peer likes;
 * a loop that was held up does not take its own deafness for the silence of its peers;
+* a handshake that cannot be read is answered, where uvicorn lets it wait;
 * a message that is too large to be taken in is refused by the application, in its own words, instead of with
   a bare 1009.
 """
@@ -19,6 +20,7 @@ What is added:
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket as sockets
 import struct
 from asyncio import BaseTransport, TimerHandle
@@ -30,6 +32,8 @@ from websockets.frames import CloseCode
 from websockets.protocol import OPEN
 
 from duplex.dialects.base import Frame
+
+log = logging.getLogger("duplex.server")
 
 EXTENSION = "duplex.socket"
 """Key of the protocol object in the ASGI scope's extensions."""
@@ -43,6 +47,8 @@ MAX_LATE_S = 0.25
 """A loop that is this late for a ping's time-out has not heard its peers (seconds)."""
 TOO_LARGE = "duplex.too_large"
 """Type of the ASGI message that says that a message over `ws_max_size` has begun to come."""
+
+BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 _TEXT = 0x81
 _BINARY = 0x82
@@ -147,6 +153,25 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         if not self.handshake_complete:  # else it has been refused: there is no scope
             cast(dict[str, Any], self.scope["extensions"])[EXTENSION] = self
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self._refuse_handshake(self.conn.handshake_exc)
+
+    def _refuse_handshake(self, fault: Exception) -> None:
+        """The request is none, or has a line over the parser's bound: 8 KiB, or what the environment's
+        `WEBSOCKETS_MAX_LINE_LENGTH` says. The parser has an answer for most, which is to be sent."""
+        self.handshake_initiated = self.handshake_complete = self.close_sent = True
+        log.info("a WebSocket handshake is refused: %s", fault)
+        self.transport.write(b"".join(self.conn.data_to_send()) or BAD_REQUEST)
+        self.transport.close()
+        self._abort_soon()
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # answered over HTTP, which is an end as good as another
 
     def handle_close(self, event: Any) -> None:
         super().handle_close(event)
