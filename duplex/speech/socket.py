@@ -10,7 +10,6 @@ While a model checks a configuration, what its contexts send waits for the outco
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any, Final
 
 import msgspec
@@ -32,22 +31,18 @@ from duplex.speech.effects import (
     Tell,
 )
 from duplex.speech.fields import SocketConfig, parse
-from duplex.speech.messages import MAX_CONFIG_BYTES, context_id, decode
+from duplex.speech.gate import ConfigGate
+from duplex.speech.messages import context_id, decode
 
 MAX_CONTEXTS: Final = 32
 """Contexts that are known at a time; of those that are silent the one used longest ago makes room."""
 MAX_TEXT_BYTES: Final = 128 * 1024
 MAX_PENDING_CHARACTERS: Final = 512 * 1024
 """Text of all contexts that waits to be spoken."""
-MAX_HELD: Final = 256
-"""Messages that may wait for a configuration's outcome, and twice `MAX_CONFIG_BYTES` of them."""
 CONFIG_TIMEOUT_S: Final = 10.0
 IDLE_TIMEOUT_S: Final = 30.0
 MAX_ERRORS: Final = 16
 """Bad messages in a row before the connection is closed (4400)."""
-
-_WAITING = frozenset({"session.config", "input.text", "input.done", "session.close"})
-"""Messages that come after a configuration that is being checked."""
 
 
 class SpeechSocket:
@@ -65,8 +60,7 @@ class SpeechSocket:
         self._units: dict[int, Context] = {}
         self._serial = 0
         self._errors = 0
-        self._checking: list[str | None] = []
-        self._held: deque[tuple[dict[str, Any], int]] = deque()
+        self._gate = ConfigGate()
         self._ending: Close | None = None
         self._opened_at = now
         self._config_timeout_s = config_timeout_s
@@ -82,7 +76,7 @@ class SpeechSocket:
         effects: list[Effect] = [SetTimer(at=self._due())]
         if preset is not None:
             self._preset = True
-            self._checking.append(None)
+            self._gate.begin(None)
             effects.append(CheckConfig(config=preset, context=None))
         return effects
 
@@ -110,26 +104,10 @@ class SpeechSocket:
 
     def _take(self, message: dict[str, Any], size: int) -> list[Effect]:
         """Do what the message asks, or hold it until a configuration before it is accepted or refused."""
-        if not self._has_to_wait(message):
+        if not self._gate.has_to_wait(message):
             return self._dispatch(message)
-        sizes = sum(held for _, held in self._held)
-        if len(self._held) >= MAX_HELD or sizes + size > 2 * MAX_CONFIG_BYTES:
-            raise DuplexError(ErrorCode.INPUT_OVERFLOW, "too many messages before the configuration")
-        self._held.append((message, size))
+        self._gate.hold(message, size)
         return []
-
-    def _has_to_wait(self, message: dict[str, Any]) -> bool:
-        if message["type"] not in _WAITING or not (self._checking or self._held):
-            return False
-        name = message.get("context_id")
-        ahead = [(held.get("context_id"), held["type"]) for held, _ in self._held]
-        return (
-            _concerns_all(message)
-            or None in self._checking
-            or name in self._checking
-            or any(other == name for other, _ in ahead)
-            or any(other is None and kind == "session.config" for other, kind in ahead)
-        )
 
     def _dispatch(self, message: dict[str, Any]) -> list[Effect]:
         match message["type"]:
@@ -160,7 +138,7 @@ class SpeechSocket:
         own = self._contexts[name].terms if name in self._contexts else None
         base = own or self.terms
         config = parse(raw, SocketConfig, base.config if base is not None else SocketConfig())
-        self._checking.append(name)
+        self._gate.begin(name)
         return [CheckConfig(config=config, context=name)]
 
     def config_accepted(self, terms: Accepted, context: str | None) -> list[Effect]:
@@ -192,14 +170,13 @@ class SpeechSocket:
         return effects + self._release()
 
     def _checked(self, context: str | None) -> None:
-        self._checking.remove(context)
+        self._gate.end(context)
         self._preset = False
 
     def _release(self) -> list[Effect]:
         """Go on with what was held; what still has to wait keeps its order."""
         effects: list[Effect] = []
-        waiting, self._held = self._held, deque()
-        for message, size in waiting:
+        for message, size in self._gate.take_all():
             if self.closed:
                 break
             try:
@@ -240,12 +217,7 @@ class SpeechSocket:
     def _cancel(self, message: dict[str, Any]) -> list[Effect]:
         """Stop a context: its running unit, its queue, its unfinished text. The connection speaks on."""
         name = message.get("context_id")
-        spoken = ("input.text", "input.done")
-        self._held = deque(
-            (held, size)
-            for held, size in self._held
-            if held.get("context_id") != name or held["type"] not in spoken
-        )
+        self._gate.cancel(name)
         context = self._contexts.get(name)
         if context is None or not context.utterances:
             tag = {} if name is None else {"context_id": name}
@@ -399,7 +371,7 @@ class SpeechSocket:
         """The timer came due: idle, or never configured."""
         if self.closed:
             return []
-        if self.busy or self._checking:
+        if self.busy or self._gate.checking:
             self._last_activity = now
         if (due := self._due()) > now:
             return [SetTimer(at=due)]
@@ -408,7 +380,7 @@ class SpeechSocket:
         return self._refuse(DuplexError(code, words), None)
 
     def _due(self) -> float:
-        if self._configured or self._checking:
+        if self._configured or self._gate.checking:
             return self._last_activity + IDLE_TIMEOUT_S
         return self._opened_at + self._config_timeout_s
 
@@ -431,7 +403,7 @@ class SpeechSocket:
         aborts: list[Effect] = [AbortUnit(unit=unit) for unit in self._units]
         self._units.clear()
         self._contexts.clear()
-        self._held.clear()
+        self._gate.take_all()
         return [*aborts, Close(code=code, reason=reason)]
 
     def refuse(self, error: DuplexError) -> list[Effect]:
@@ -490,10 +462,3 @@ class SpeechSocket:
     def _pending(self) -> int:
         contexts = self._contexts.values()
         return sum(utterance.pending for context in contexts for utterance in context.utterances)
-
-
-def _concerns_all(message: dict[str, Any]) -> bool:
-    """It is about every context, so it waits for, and is waited for by, all of them."""
-    return message["type"] == "session.close" or (
-        message["type"] == "session.config" and message.get("context_id") is None
-    )

@@ -11,11 +11,11 @@ from duplex.adapters.text import Splitter
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.speech.effects import AbortUnit, CheckConfig, Close, Effect, EndUnit, FeedUnit, SetTimer
 from duplex.speech.fields import SocketConfig
+from duplex.speech.gate import MAX_HELD
 from duplex.speech.socket import (
     CONFIG_TIMEOUT_S,
     IDLE_TIMEOUT_S,
     MAX_CONTEXTS,
-    MAX_HELD,
     MAX_PENDING_CHARACTERS,
 )
 
