@@ -3,16 +3,16 @@
     python benchmarks/gateway.py [--quick] [--sessions 1,16,64,200] [--seconds 8] [--rounds 3]
                                  [--out FOLDER] [--binary] [--check]
 
-Real sockets, a scripted model that yields 20 ms chunks of 24 kHz PCM when they are due, the client in a process
-of its own. The floor (`gateway_server.py`) is a bare uvicorn app that sends the same frames in the same run; the
-two take turns, so that what else the machine does meets both. With two cores or more the server has one of
-them for itself and the client another.
+Real sockets, a scripted model that yields 20 ms chunks of 24 kHz PCM when they are due, the client in a
+process of its own. The floor (`gateway_server.py`) is a bare uvicorn app that sends the same frames in the
+same run; the two take turns, so that what else the machine does meets both. With two cores or more the server
+has one of them for itself and the client another.
 
 * *latency*: from the moment at which the model yields a chunk until the client has read it, kernel and client
   included, so that what the gateway adds is less;
 * *cancel*: from sending `response.cancel` until the last audio byte, and until `response.cancelled`;
   `stale` counts audio bytes behind `response.cancelled`;
-* *burst*: the same of a model that is far faster than speech, whose audio waits in the gateway;
+* *burst*: the same of a model that is far faster than speech (80 ms frames), whose audio waits in the gateway;
 * *lag*: how late a 5 ms timer on the server's loop comes, watched while the cancels go on;
 * *CPU*: of the server's process, for each frame sent;
 * *idle*: memory that an open, silent session costs the server.
@@ -256,10 +256,12 @@ def plot(report: dict[str, Any], path: Path) -> None:
         for role in ROLES:
             for key, style in zip(keys, ("--", "-") if len(keys) > 1 else ("-",), strict=True):
                 values = [entry[role][key] for entry in entries]
-                axis.plot(sessions, values, style, marker="o", color=colours[role], label=f"{role} {key}")
+                what = key.removesuffix("_ms").replace("_", " ")
+                axis.plot(sessions, values, style, marker="o", color=colours[role], label=f"{role}: {what}")
         if bound is not None:
             axis.axhline(bound, color="#c0392b", linewidth=0.8, label="bound at 64 sessions")
             axis.set_yscale("symlog", linthresh=0.1)
+            axis.set_ylim(bottom=0)
         axis.set_xscale("log")
         axis.set_xticks(sessions, map(str, sessions))
         axis.minorticks_off()

@@ -5,7 +5,8 @@ WebSocket implementations, that sends the same frames at the same times and does
 
     python benchmarks/gateway_server.py gateway|burst|floor PORT CORE
 
-`burst` is the gateway with a model that is far faster than speech: the audio waits in the gateway's queue.
+`burst` is the gateway with a model that yields 80 ms frames as fast as they are taken: the audio waits in the
+gateway's queue and goes out as far ahead of playback as it may.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from duplex.server.run import serve
 
 CHUNK_MS = 20
 RATE = 24_000
+BURST_CHUNK_MS = 80
 CHUNK_BYTES = RATE * CHUNK_MS // 1000 * 2
 RESPONSE_MS = 3_600_000
 """Responses go on until they are cancelled or their client leaves."""
@@ -78,7 +80,13 @@ def run_gateway(port: int, *, paced: bool = True) -> None:
     async def bench(request: Request) -> JSONResponse:
         return JSONResponse(probe.take("lag" in request.query_params))
 
-    options = ScriptedOptions(audio_ms=RESPONSE_MS, chunk_ms=CHUNK_MS, paced=paced, stamped=True, text="")
+    options = ScriptedOptions(
+        audio_ms=RESPONSE_MS,
+        chunk_ms=CHUNK_MS if paced else BURST_CHUNK_MS,
+        paced=paced,
+        stamped=True,
+        text="",
+    )
     config = ServerConfig(port=port, max_sessions=2000, resume_grace_s=0.0)
     serve(config, [ScriptedAdapter(options)], extra_routes=[Route("/bench", bench)])
 

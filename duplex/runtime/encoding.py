@@ -24,6 +24,9 @@ T = TypeVar("T")
 MAX_PIECE_MS = 200
 """Longer deltas are cut into pieces of this, so that the run-ahead limit holds for any adapter."""
 FLOOR_DBFS = -120.0
+LEVEL_MS = 60
+"""Sound whose level is measured once: it costs as much as all else that is done to a frame of 20 ms, and who
+asks for it (the turn detector, for its own echo) looks at the last 400 ms."""
 _LIBRARY_CODECS = frozenset({"flac", "mp3", "aac", "opus"})
 """Codecs whose streams take a library and a codec's set-up to open."""
 
@@ -57,6 +60,8 @@ class ResponseEncoder:
         self._encoder: AudioEncoder | None = None
         self._inline = False
         self._input_rate = 0
+        self._level = FLOOR_DBFS
+        self._unmeasured = 0
         self._taken = 0
         self._counted = 0
 
@@ -74,7 +79,11 @@ class ResponseEncoder:
         if not self._inline or encoder is None or delta.sample_rate != self._input_rate:
             return None
         samples = delta.samples
-        return self._encoded(encoder, delta, encoder.feed(samples), level_dbfs(samples))
+        self._unmeasured += len(samples)
+        if self._unmeasured * 1000 >= LEVEL_MS * delta.sample_rate:
+            self._unmeasured = 0
+            self._level = level_dbfs(samples)
+        return self._encoded(encoder, delta, encoder.feed(samples), self._level)
 
     async def encode(self, delta: AudioDelta) -> EncodedAudio:
         """Encode one piece.
@@ -139,6 +148,7 @@ class ResponseEncoder:
         self._encoder = encoder
         self._input_rate = input_rate
         self._inline = encoder.inline
+        self._unmeasured = LEVEL_MS * input_rate // 1000  # the first sound is measured
         return encoder
 
 

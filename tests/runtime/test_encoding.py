@@ -34,6 +34,19 @@ async def test_pcm_at_its_own_rate_needs_no_thread() -> None:
     assert await encoder.flush() is None
 
 
+async def test_level_follows_the_sound() -> None:
+    """Measured from the first frame on, and at least every 60 ms."""
+    encoder = ResponseEncoder(AudioFormat(), EncoderPool(1))
+    levels = []
+    for loud in (True,) * 5 + (False,) * 5 + (True,) * 5:
+        encoded = await encoder.encode(delta(wave(480) if loud else np.zeros(480, np.int16)))
+        levels.append(encoded.level_dbfs > -20)
+    assert levels[0]
+    assert levels[:5] == [True] * 5
+    assert levels[7:10] == [False] * 3
+    assert levels[12:] == [True] * 3
+
+
 @pytest.mark.parametrize("codec", ["pcm_s16le", "flac", "opus"])
 @pytest.mark.parametrize("rate", [22050, 16000])
 async def test_counted_samples_do_not_drift(codec: str, rate: int) -> None:
