@@ -12,7 +12,8 @@ has one of them for itself and the client another.
   included, so that what the gateway adds is less;
 * *cancel*: from sending `response.cancel` until the last audio byte, and until `response.cancelled`;
   `stale` counts audio bytes behind `response.cancelled`;
-* *burst*: the same of a model that is far faster than speech (80 ms frames), whose audio waits in the gateway;
+* *burst*: the same of a model that is far faster than speech (80 ms frames), whose audio waits in the
+  gateway;
 * *lag*: how late a 5 ms timer on the server's loop comes, watched while the cancels go on;
 * *CPU*: of the server's process, for each frame sent;
 * *idle*: memory that an open, silent session costs the server.
