@@ -49,9 +49,7 @@ def figures(**changes: float) -> dict[str, float]:
 
 @pytest.fixture
 def report() -> dict[str, Any]:
-    entry = {"sessions": 64, "cpu_ratio": 1.5} | {
-        role: figures() for role in ("gateway", "floor", "burst")
-    }
+    entry = {"sessions": 64, "cpu_ratio": 1.5} | {role: figures() for role in ("gateway", "floor", "burst")}
     return {"results": [entry], "idle_kb": {"gateway": 40.0, "floor": 10.0}}
 
 
