@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -202,6 +203,8 @@ class VoiceSession(BaseSession):
         )
         self._open_turns = 0
         """Turns of speech that have begun and are not written down."""
+        self._started_ms: deque[float] = deque()
+        """When those turns began."""
         self._partial = False
         """A partial transcript was told and is not replaced by a final one."""
         self._unanswered = False
@@ -234,6 +237,9 @@ class VoiceSession(BaseSession):
         self._adapter.check(settings)
         self._ears.configure(settings.turn_detection)
 
+    async def clear_input(self) -> None:
+        self._ears.forget()
+
     async def finish(self) -> None:
         await self._settle()
 
@@ -258,6 +264,7 @@ class VoiceSession(BaseSession):
             match event:
                 case SpeechStarted():
                     self._open_turns += 1
+                    self._started_ms.append(event.at_ms)
                     self._signals.put(event)
                 case SpeechStopped():
                     self._signals.put(event)
@@ -265,12 +272,15 @@ class VoiceSession(BaseSession):
                     self._transcriber.put(event)
 
     def _on_text(self, text: str, final: bool) -> None:
+        started_ms = self._started_ms[0] if self._started_ms else None
         if not final:
             self._partial = True
-            self._signals.put(Transcript(text=text))
+            self._signals.put(Transcript(text=text, started_ms=started_ms))
             return
+        if self._started_ms:
+            self._started_ms.popleft()
         if text or self._partial:
-            self._signals.put(Transcript(text=text, final=True))
+            self._signals.put(Transcript(text=text, final=True, started_ms=started_ms))
         self._partial = False
         self._open_turns = max(0, self._open_turns - 1)
         self._unanswered = self._unanswered or bool(text)

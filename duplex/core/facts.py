@@ -43,6 +43,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     input_modalities: tuple[Modality, ...]
     output_modalities: tuple[Modality, ...]
     proactive: bool = False
+    voices: tuple[str, ...] = ()
 
     def check_input(self, modality: Modality) -> None:
         """Raises `DuplexError(UNSUPPORTED_MODALITY)` for what the model does not take."""

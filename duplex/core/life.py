@@ -269,6 +269,7 @@ class SessionLife:
                 "window_history": limits.window_history,
             },
             expires_at=expires_at,
+            voices=self.model.voices,
         )
 
     # --- timers -------------------------------------------------------------------------------------

@@ -169,6 +169,7 @@ class Gateway:
             input_modalities=info.input_modalities,
             output_modalities=info.output_modalities,
             proactive=info.proactive,
+            voices=info.voices,
         )
         lease = await self.leases.acquire(request.session_id, adapter.info.id, adapter.info.max_sessions)
         try:

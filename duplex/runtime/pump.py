@@ -8,7 +8,7 @@ from typing import Protocol
 
 from duplex.adapters.base import AdapterSession
 from duplex.core.errors import DuplexError
-from duplex.core.types import AudioDelta, EncodedAudio, Modality, TextDelta, Turn
+from duplex.core.types import AudioDelta, EncodedAudio, Modality, TextDelta, ToolCallDelta, Turn
 from duplex.runtime.encoding import EncoderPool, ResponseEncoder, pieces
 from duplex.runtime.faults import being_cancelled, named
 
@@ -21,7 +21,7 @@ BREATH = 4
 class Listener(Protocol):
     """The session that the response belongs to."""
 
-    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio) -> None: ...
+    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio | ToolCallDelta) -> None: ...
 
     def is_active(self, turn: Turn) -> bool:
         """False once the response has its terminal event."""
@@ -75,7 +75,7 @@ class ResponsePump:
                             if count % BREATH == 0:
                                 await asyncio.sleep(0)
                             await listener.room()
-                elif isinstance(delta, TextDelta):
+                elif isinstance(delta, TextDelta | ToolCallDelta):
                     listener.deliver(turn.epoch, delta)
                     count += 1
                     if count % BREATH == 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 from duplex.adapters.base import AdapterSession
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.types import EncodedAudio, TextDelta, Turn
+from duplex.core.types import EncodedAudio, TextDelta, ToolCallDelta, Turn
 from duplex.runtime.clock import Clock, Handle
 from duplex.runtime.driver import Driver
 from duplex.runtime.encoding import EncoderPool
@@ -92,7 +92,7 @@ class Responder:
 
     # --- for the pump -------------------------------------------------------------------------------
 
-    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio) -> None:
+    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio | ToolCallDelta) -> None:
         driver = self._driver
         driver.step(driver.session.deliver, epoch, delta, driver.now())
 

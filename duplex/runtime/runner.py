@@ -24,6 +24,7 @@ from duplex.core.effects import (
     CommitInput,
     Effect,
     FinishInput,
+    ForgetInput,
     ReleaseSlot,
     Send,
     SetTimer,
@@ -343,6 +344,8 @@ class SessionRunner:
                 self._clear_timer(effect.name)
             case CommitInput():
                 self._input.commit(effect.event_id)
+            case ForgetInput():
+                self._input.forget()
             case UpdateAdapter():
                 self._input.update(effect)
             case FinishInput():
