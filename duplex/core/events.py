@@ -144,9 +144,11 @@ class UserTranscript(_Event, frozen=True, kw_only=True):
 
 
 class Acknowledged(_Event, frozen=True, kw_only=True):
-    """A command was carried out whose outcome no other event tells."""
+    """A command was carried out whose outcome no other event tells. `heard_text`: what is left of a response
+    that was truncated."""
 
     command: Command
+    heard_text: str = ""
 
 
 class GateDecided(_Event, frozen=True, kw_only=True):

@@ -133,7 +133,7 @@ class Floor:
         """The adapter's answer to the oldest commit, or the fault that it had with it."""
         commit = self.input.decided(event_id)
         if commit is not None and not commit.respond and error is None:
-            return self._heard(commit, has_input)
+            return self._heard(commit, has_input, now)
         if error is not None:
             return [Send(event=error_event(error))]
         if commit is None or not commit.wanted:
@@ -147,13 +147,17 @@ class Floor:
         empty = DuplexError(ErrorCode.COMMIT_EMPTY, words, event_id=commit.event_id)
         return [Send(event=error_event(empty))]
 
-    def _heard(self, commit: PendingCommit, has_input: bool) -> list[Effect]:
+    def _heard(self, commit: PendingCommit, has_input: bool, now: float) -> list[Effect]:
         """A turn that is not answered by itself has been heard to its end."""
         if commit.wanted and commit.question:
             self.responses.conversation.user_said(commit.question)
         if has_input or commit.question:
             done = Commit(event_id=commit.event_id, respond=False, silent=commit.silent)
-            return [Send(event=Acknowledged(command=done))]
+            heard: list[Effect] = [Send(event=Acknowledged(command=done))]
+            # speech whose end the client declared is answered as if the model had found it
+            if self._answers_speech and commit.wanted and self._held is None and not commit.silent:
+                heard += self._start(Request(Trigger.SPEECH), now)
+            return heard
         if commit.silent:
             return []
         empty = DuplexError(ErrorCode.COMMIT_EMPTY, "nothing was said", event_id=commit.event_id)

@@ -375,9 +375,9 @@ class Responses:
             unplayed_ms = min(unplayed_ms, self.playout.unplayed_ms(now))
         self.playout.acknowledged(unplayed_ms, now)
 
-    def truncate(self, index: int, heard_ms: float, now: float) -> list[Effect]:
+    def truncate(self, index: int, heard_ms: float, now: float) -> tuple[list[Effect], str]:
         """The client has stopped playing a response, and says what was heard of it: that is the truth, whatever
-        was estimated or acknowledged before. One that is still active is stopped.
+        was estimated or acknowledged before. One that is still active is stopped. Returns the heard text too.
 
         Raises:
             DuplexError: `RESPONSE_NOT_FOUND` or `INVALID_PLAYBACK_CURSOR`.
@@ -391,11 +391,12 @@ class Responses:
         active = self.active is not None and self.active.index == index
         effects = self.stop(CancelReason.CLIENT, now) if active else []
         response = self._find(index)
-        if response is not None:
-            self._cut(response, now)
-            response.ledger.acked_ms = min(heard_ms, response.ledger.sent_ms)
-            self._remember(response, response.ledger.acked_ms)
-        return effects
+        if response is None:
+            return effects, ""
+        self._cut(response, now)
+        heard_ms = response.ledger.acked_ms = min(heard_ms, response.ledger.sent_ms)
+        self._remember(response, heard_ms)
+        return effects, response.ledger.heard_text(heard_ms)
 
     def forget(self, index: int) -> None:
         """Strike a response out of the conversation."""

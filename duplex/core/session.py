@@ -110,8 +110,8 @@ class Session(SessionLife):
                 cut = self._responses.interrupt(CancelReason.CLIENT, now, event_id=command.event_id)
                 return [*cut, Send(event=Acknowledged(command=command))]
             case TruncateResponse():
-                cut = self._responses.truncate(command.response_index, command.heard_ms, now)
-                return [*cut, Send(event=Acknowledged(command=command))]
+                cut, heard = self._responses.truncate(command.response_index, command.heard_ms, now)
+                return [*cut, Send(event=Acknowledged(command=command, heard_text=heard))]
             case Note():
                 return [Send(event=Acknowledged(command=command))]
             case CloseSession():

@@ -16,6 +16,7 @@ from duplex.dialects.native import NativeDialect
 from duplex.runtime.gateway import Gateway
 from duplex.server.endpoint import SessionEndpoint
 from duplex.server.http import routes
+from duplex.server.realtime import realtime_routes
 from duplex.speech.endpoint import speech_routes
 
 log = logging.getLogger("duplex.server")
@@ -66,6 +67,7 @@ def create_app(
                 "/v1/mage-vl/duplex",
                 SessionEndpoint(served, NativeDialect, lambda: served.default_video_model),
             ),
+            *realtime_routes(served),
             *routes(served),
             *speech_routes(served),
             *extra_routes,
