@@ -114,7 +114,9 @@ class Ears:
             finish = bool(self._settling) and not self._waiting
             if finish:
                 self._settling_now, self._settling = self._settling, []
-            self._job = self._loop.run_in_executor(self._worker, self._work, settings, windows, finish, forget)
+            self._job = self._loop.run_in_executor(
+                self._worker, self._work, settings, windows, finish, forget
+            )
             self._job.add_done_callback(self._heard)
 
     def _take(self) -> list[AudioWindow]:

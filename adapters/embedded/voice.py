@@ -45,6 +45,7 @@ from duplex.core.types import (
     SpeechStopped,
     TextDelta,
     TextWindow,
+    ToolCallDelta,
     Transcript,
     Turn,
     TurnEnded,
@@ -294,25 +295,47 @@ class VoiceSession(BaseSession):
         adapter = self._adapter
         options = adapter.check(turn.settings)
         self._unanswered = False
+        calls: list[ToolCallDelta] = []
         if turn.speak_text is not None:
             adapter.voice.check(text=turn.speak_text)
             if not has_words(turn.speak_text):
                 raise DuplexError(ErrorCode.EMPTY_INPUT, "there are no words to speak", param="text")
             text = _whole(turn.speak_text)
         else:
-            text = adapter.replies.reply(
-                ReplyRequest(history=turn.history, instructions=turn.settings.instructions)
+            settings = turn.settings
+            wanted = ReplyRequest(
+                history=turn.history,
+                instructions=settings.instructions,
+                tools=settings.tools,
+                tool_choice=settings.tool_choice,
             )
+            text = _words(adapter.replies.reply(wanted), calls)
         if Modality.AUDIO not in turn.modalities:
             async with aclosing(text) as pieces:
                 async for piece in pieces:
                     yield TextDelta(text=piece)
+            for call in calls:
+                yield call
             return
         say = partial(adapter.say, voice=turn.settings.voice, speed=options.speed)
         granularity: Granularity = options.split
         async with aclosing(speak_while_written(text, say, granularity)) as deltas:
             async for delta in deltas:
                 yield delta
+        for call in calls:
+            yield call
+
+
+async def _words(
+    reply: AsyncGenerator[str | ToolCallDelta, None], calls: list[ToolCallDelta]
+) -> AsyncGenerator[str, None]:
+    """The words of a reply. Its calls are put aside: they follow when all of it is spoken."""
+    async with aclosing(reply) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, ToolCallDelta):
+                calls.append(piece)
+            else:
+                yield piece
 
 
 async def _whole(text: str) -> AsyncGenerator[str, None]:

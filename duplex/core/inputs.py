@@ -20,9 +20,7 @@ class PendingCommit:
 
     __slots__ = ("event_id", "question", "respond", "silent", "wanted")
 
-    def __init__(
-        self, event_id: str | None, question: str | None, *, silent: bool, respond: bool
-    ) -> None:
+    def __init__(self, event_id: str | None, question: str | None, *, silent: bool, respond: bool) -> None:
         self.event_id = event_id
         self.question = question
         self.respond = respond
@@ -136,9 +134,7 @@ class TurnInput:
         self._withdraw_commits()
         return "\n".join(questions) or None
 
-    def commit(
-        self, event_id: str | None = None, *, silent: bool = False, respond: bool = True
-    ) -> None:
+    def commit(self, event_id: str | None = None, *, silent: bool = False, respond: bool = True) -> None:
         """The turn is over: the adapter decides whether there is something to respond to.
 
         Raises:

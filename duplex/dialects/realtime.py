@@ -370,9 +370,7 @@ class RealtimeDialect:
         if turns.vad_seen and self._state.session["audio"]["input"]["turn_detection"] is not None:
             words = "the speech in the buffer was committed already"
             return [
-                self._error(
-                    ErrorEvent(code=ErrorCode.COMMIT_EMPTY, message=words, event_id=command.event_id)
-                )
+                self._error(ErrorEvent(code=ErrorCode.COMMIT_EMPTY, message=words, event_id=command.event_id))
             ]
         return turns.client_committed(about.get("seconds", 0.0))
 

@@ -123,7 +123,9 @@ def _message(fields: Fields, wire: dict[str, Any]) -> NewItem:
         kind = part.string("type")
         if kind in _TEXTS:
             texts.append(part.string("text"))
-            content.append({"type": "output_text" if role == "assistant" else "input_text", "text": texts[-1]})
+            content.append(
+                {"type": "output_text" if role == "assistant" else "input_text", "text": texts[-1]}
+            )
         elif kind in _SPOKEN:
             if "transcript" not in part:
                 raise part.refuse("transcript", "there: audio itself goes through input_audio_buffer")

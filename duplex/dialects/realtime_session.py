@@ -198,9 +198,7 @@ def modalities(fields: Fields, name: str, voices: Voices) -> tuple[Modality, ...
     if "audio" not in names:
         return (Modality.TEXT,)
     if Modality.AUDIO not in voices.outputs:
-        raise DuplexError(
-            ErrorCode.UNSUPPORTED_MODALITY, "the model gives no audio", param=fields.path(name)
-        )
+        raise DuplexError(ErrorCode.UNSUPPORTED_MODALITY, "the model gives no audio", param=fields.path(name))
     return tuple(m for m in (Modality.TEXT, Modality.AUDIO) if m in voices.outputs)
 
 
