@@ -35,8 +35,8 @@ STAMP_SAMPLES = 4
 class ScriptedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the built-in answer is: `text` first, then `audio_ms` of a tone in chunks of `chunk_ms`, each when
     it is due (`paced`) or all at once. `stamped` chunks carry their time, see `STAMP_SAMPLES`. With
-    `call_tools`, a turn that has tools is answered by a call of the chosen one, else the first, with `text` as
-    its only argument; and what the call gave is what is said then."""
+    `call_tools`, a turn that has tools is answered by a call of the chosen one, else the first, with `text`
+    as its only argument; and what the call gave is what is said then."""
 
     id: str = "scripted"
     text: str = "one two three"

@@ -51,6 +51,6 @@ class Replies(Protocol):
     async def stop(self) -> None: ...
 
     def reply(self, request: ReplyRequest) -> AsyncGenerator[str | ToolCallDelta, None]:
-        """The answer in pieces, as it is written, and calls of the request's tools. Closing the iterator stops
-        the writing."""
+        """The answer in pieces, as it is written, and calls of the request's tools. Closing the iterator
+        stops the writing."""
         ...

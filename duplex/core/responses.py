@@ -376,8 +376,9 @@ class Responses:
         self.playout.acknowledged(unplayed_ms, now)
 
     def truncate(self, index: int, heard_ms: float, now: float) -> tuple[list[Effect], str]:
-        """The client has stopped playing a response, and says what was heard of it: that is the truth, whatever
-        was estimated or acknowledged before. One that is still active is stopped. Returns the heard text too.
+        """The client has stopped playing a response, and says what was heard of it: that is the truth,
+        whatever was estimated or acknowledged before. One that is still active is stopped. Returns the heard
+        text too.
 
         Raises:
             DuplexError: `RESPONSE_NOT_FOUND` or `INVALID_PLAYBACK_CURSOR`.

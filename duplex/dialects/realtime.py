@@ -1,7 +1,7 @@
 """The OpenAI Realtime dialect: `WS /v1/realtime`, in the released names or, on request, those of the beta.
 
-docs/realtime.md is the contract. One object a connection; it keeps the session object, the conversation's items
-and the course of the running response as this client sees them, and does no I/O.
+docs/realtime.md is the contract. One object a connection; it keeps the session object, the conversation's
+items and the course of the running response as this client sees them, and does no I/O.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RealtimeDialect:
     """One connection's translation. Call `open` once, first.
 
     Args:
-        models: names of the models that are served; a client's `gpt-…` that is none of them means the default.
+        models: names of the models that are served; a `gpt-…` that is none of them means the default.
         session: what was asked for when the client's token was made, in the shape of `session.update`.
         tag: part of all ids, for tests.
     """
@@ -117,7 +117,6 @@ class RealtimeDialect:
             settings = changes_of(self._asked, state.voices)
         except DuplexError as error:
             raise DuplexError(ErrorCode.BAD_CONFIG, error.message, param=error.param) from None
-        # without a word about it, the beta API transcribes nothing and detects turns, as the released one
         model = query.get("model") or self._asked.get("model") or None
         if model is not None and model.startswith("gpt-") and model not in self._models:
             model = None

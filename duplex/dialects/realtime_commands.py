@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from duplex.codecs.g711 import decode_g711
 from duplex.core.commands import (
@@ -33,14 +33,9 @@ from duplex.dialects.realtime_state import RealtimeState
 from duplex.dialects.windows import base64_field, window_from_message
 
 MAX_METADATA: Final = 16
-_RESPONSE: Final = ("conversation", "input", "metadata", "output_modalities", "instructions", "tools") + (
-    "tool_choice",
-    "audio",
-    "max_output_tokens",
-    "parallel_tool_calls",
-    "prompt",
-    "reasoning",
-    "temperature",
+_RESPONSE: Final = (
+    *("conversation", "input", "metadata", "output_modalities", "instructions", "tools", "tool_choice"),
+    *("audio", "max_output_tokens", "parallel_tool_calls", "prompt", "reasoning", "temperature"),
 )
 """Keys of a response's overrides; those behind `audio` have no effect."""
 

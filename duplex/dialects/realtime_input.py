@@ -1,8 +1,8 @@
 """The user's spoken turns in the OpenAI Realtime dialect: speech, items, transcription.
 
-Speech that the server detects gets its item's id when it begins; the item itself is there when it stops. A turn
-that the client commits gets both at the commit. What is written down of it follows, whenever that is: partial
-transcripts are told as deltas of what two of them in a row agree on, and the completed one is what counts.
+Speech that the server detects gets its item's id when it begins; the item itself is there when it stops. A
+turn that the client commits gets both at the commit. What is written down of it follows, whenever that is:
+partial transcripts are told as deltas of what two of them in a row agree on, and the completed one counts.
 """
 
 from __future__ import annotations

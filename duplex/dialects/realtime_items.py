@@ -47,7 +47,7 @@ class Items:
         return next(reversed(self._items), None)
 
     def add(self, item: Item, after: str | None = None) -> str | None:
-        """Put an item at the end, behind `after`, or in front (`ROOT`). Returns the id of the one before it."""
+        """Put an item at the end, behind `after`, or in front (`ROOT`). Returns the id of the one before."""
         item_id = item.wire["id"]
         ids = list(self._items)
         if after is None or (after != ROOT and after not in self._items):
@@ -107,7 +107,7 @@ def read_item(fields: Fields, item_id: str) -> NewItem:
 
 def _message(fields: Fields, wire: dict[str, Any]) -> NewItem:
     role = fields.string("role")
-    if role not in ("user", "assistant", "system"):
+    if role != "user" and role != "assistant" and role != "system":  # noqa: PLR1714 -- narrows the type
         raise fields.refuse("role", "user, assistant or system")
     parts = fields.values.get("content")
     if not isinstance(parts, list) or not parts:

@@ -1,8 +1,8 @@
 """The events of one response, in the standard order.
 
-A response has output items, one after the other: an answer that is spoken or written, and calls of the client's
-functions. An item is opened by its first delta and closed before the next begins. While an answer may still
-have audio on its way, calls wait for its end, so that no item is inside another.
+A response has output items, one after the other: an answer that is spoken or written, and calls of the
+client's functions. An item is opened by its first delta and closed before the next begins. While an answer
+may still have audio on its way, calls wait for its end, so that no item is inside another.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The session object of the OpenAI Realtime dialect, and what of it the core's settings are.
 
 The object is kept as the client sees it. A `session.update` is a patch: objects are merged by key, everything
-else is replaced, and null switches a thing off (`turn_detection`, `transcription`, `noise_reduction`). What has
-a meaning here becomes changes of `SessionSettings`; `noise_reduction`, `tracing`, `truncation`, `include`,
-`prompt`, `reasoning`, `parallel_tool_calls`, `max_output_tokens` and `temperature` are kept and shown, and have
-no effect. A key that is none of these is refused by name.
+else is replaced, and null switches a thing off (`turn_detection`, `transcription`). What has a meaning here
+becomes changes of `SessionSettings`; `noise_reduction`, `tracing`, `truncation`, `include`, `prompt`,
+`reasoning`, `parallel_tool_calls`, `max_output_tokens` and `temperature` are kept and shown, and have no
+effect. A key that is none of these is refused by name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from duplex.core.types import Modality, ToolSpec, TurnDetection
 from duplex.dialects.fields import Fields
 
 OPENAI_VOICES: Final = frozenset(
-    ["alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer"]
-    + ["verse"]
+    (
+        *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
+        *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
+    )
 )
 """Names that clients send by default: the model's own voice where it has none of that name."""
 EAGERNESS_MS: Final = {"low": 1500, "medium": 700, "auto": 700, "high": 350}
@@ -28,8 +30,10 @@ OUTPUT_RATES: Final = (8000, 16000, 22050, 24000, 44100, 48000)
 MAX_TOOLS: Final = 128
 
 _SHOWN: Final = frozenset(
-    ["type", "id", "object", "model", "expires_at", "client_secret", "max_output_tokens", "tracing"]
-    + ["truncation", "include", "prompt", "reasoning", "parallel_tool_calls", "temperature"]
+    (
+        *("type", "id", "object", "model", "expires_at", "client_secret", "max_output_tokens", "tracing"),
+        *("truncation", "include", "prompt", "reasoning", "parallel_tool_calls", "temperature"),
+    )
 )
 _MEANT: Final = frozenset(["output_modalities", "instructions", "tools", "tool_choice", "audio"])
 _INPUT: Final = ("format", "transcription", "noise_reduction", "turn_detection")
@@ -108,7 +112,7 @@ def long_format(format: Any) -> Any:
 
 
 _FIXED: Final = frozenset(["type", "id", "object", "model", "expires_at", "client_secret", "audio"])
-_LONG_FORMATS: Final = {
+_LONG_FORMATS: Final[dict[str, dict[str, Any]]] = {
     "pcm16": {"type": "audio/pcm", "rate": 24000},
     "g711_ulaw": {"type": "audio/pcmu"},
     "g711_alaw": {"type": "audio/pcma"},

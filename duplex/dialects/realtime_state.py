@@ -21,8 +21,8 @@ _MARK: Final = "\x00"
 class RealtimeState:
     """One connection's memory.
 
-    The core names messages by the client's `event_id`, which need not be there and need not be unique. So what
-    it is given is a key that holds the client's id: `key` makes it, `client_id` reads it.
+    The core names messages by the client's `event_id`, which need not be there and need not be unique. So
+    what it is given is a key that holds the client's id: `key` makes it, `client_id` reads it.
     """
 
     def __init__(self, tag: str | None = None) -> None:

@@ -176,7 +176,7 @@ def test_audio_right_behind_a_change_of_format_is_in_the_new_one() -> None:
 def test_a_refused_change_of_format_takes_no_effect() -> None:
     stage = Stage(answers_updates=False)
     stage.send("session.update", session={"audio": {"input": {"format": {"type": "audio/pcmu"}}}})
-    (about,) = [key for key in stage.dialect._state._pending]
+    (about,) = stage.dialect._state._pending
     refused = DuplexError(ErrorCode.INVALID_VALUE, "no")
     stage.carry_out(stage.session.settings_refused(refused, stage.now, event_id=about))
     stage.append("AAAAAA==")

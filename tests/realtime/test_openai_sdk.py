@@ -37,8 +37,8 @@ TOOL = {
 
 
 @pytest.fixture(scope="module")
-async def voice() -> AsyncIterator[VoiceAdapter]:
-    yield VoiceAdapter()
+async def voice() -> VoiceAdapter:
+    return VoiceAdapter()
 
 
 @pytest.fixture(scope="module")
