@@ -107,7 +107,7 @@ def read_item(fields: Fields, item_id: str) -> NewItem:
 
 def _message(fields: Fields, wire: dict[str, Any]) -> NewItem:
     role = fields.string("role")
-    if role != "user" and role != "assistant" and role != "system":  # noqa: PLR1714 -- narrows the type
+    if role != "user" and role != "assistant" and role != "system":
         raise fields.refuse("role", "user, assistant or system")
     parts = fields.values.get("content")
     if not isinstance(parts, list) or not parts:

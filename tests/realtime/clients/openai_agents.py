@@ -1,4 +1,4 @@
-"""`openai-agents`: a spoken turn, an interruption. Arguments: the gateway's ws address, the phrases' folder."""
+"""`openai-agents`: a spoken turn, an interruption. Arguments: ws address, the phrases' folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from agents.realtime import RealtimeAgent, RealtimeRunner
 async def main() -> None:
     url, folder = sys.argv[1], Path(sys.argv[2])
     agent = RealtimeAgent(name="voice", instructions="Be brief.")
-    settings = {"model_name": "gpt-realtime", "voice": "marin", "input_audio_transcription": {"model": "whisper-1"}}
+    settings = {
+        "model_name": "gpt-realtime",
+        "voice": "marin",
+        "input_audio_transcription": {"model": "whisper-1"},
+    }
     runner = RealtimeRunner(agent, config={"model_settings": settings})
     model = {"url": f"{url}/v1/realtime?model=gpt-realtime", "api_key": "any"}
     seen: list[str] = []

@@ -12,12 +12,9 @@ from pipecat.frames.frames import (
     ErrorFrame,
     Frame,
     InputAudioRawFrame,
-    InterruptionFrame,
-    LLMFullResponseEndFrame,
     LLMRunFrame,
     TTSAudioRawFrame,
     TTSTextFrame,
-    TranscriptionFrame,
 )
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.runner import PipelineRunner
@@ -67,7 +64,7 @@ async def main() -> None:
     )
     context = LLMContext([{"role": "user", "content": "Repeat after me: hello there."}])
     pair = LLMContextAggregatorPair(context)
-    before, watch = Watch(), Watch()
+    watch = Watch()
     pipeline = Pipeline([pair.user(), service, watch, pair.assistant()])
     task = PipelineTask(
         pipeline, params=PipelineParams(audio_in_sample_rate=24000, audio_out_sample_rate=24000)

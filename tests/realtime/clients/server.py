@@ -1,4 +1,4 @@
-"""A gateway on a port of its own for the client programs beside this one. Prints its address, runs until killed."""
+"""A gateway for the client programs beside this one. Arguments: a folder for phrases, a port."""
 
 from __future__ import annotations
 
