@@ -184,6 +184,7 @@ async def built_in_answer(session: ScriptedSession, turn: Turn) -> AsyncIterator
     if text:
         yield TextDelta(text=text)
     chunk = session.adapter.chunk
+    rest = chunk[STAMP_SAMPLES:].tobytes()
     began = monotonic()
     for number in range(options.audio_ms // options.chunk_ms):
         if options.paced:
@@ -191,16 +192,15 @@ async def built_in_answer(session: ScriptedSession, turn: Turn) -> AsyncIterator
             if ahead > 0:
                 await asyncio.sleep(ahead)
         yield AudioDelta(
-            samples=_stamp(chunk) if options.stamped else chunk,
+            samples=_stamped(rest) if options.stamped else chunk,
             sample_rate=options.sample_rate,
             text=text if number == 0 else "",
         )
 
 
-def _stamp(chunk: np.ndarray[Any, np.dtype[np.int16]]) -> np.ndarray[Any, np.dtype[np.int16]]:
-    stamped = chunk.copy()
-    stamped[:STAMP_SAMPLES].view(np.int64)[0] = monotonic_ns()
-    return stamped
+def _stamped(rest: bytes) -> np.ndarray[Any, np.dtype[np.int16]]:
+    """A chunk that begins with the time and goes on with `rest`."""
+    return np.frombuffer(monotonic_ns().to_bytes(8, "little") + rest, np.int16)
 
 
 def create(options: Mapping[str, Any]) -> ScriptedAdapter:

@@ -47,10 +47,12 @@ from duplex.clients.events import (
 )
 from duplex.clients.playback import PlaybackBuffer, PlaybackClock, Player
 from duplex.clients.response import Response
+from duplex.clients.speech import AsyncSpeechClient, SpeechClient, SpeechRefused, SpeechStream
 from duplex.clients.sync import DuplexClient
 
 __all__ = [
     "AsyncDuplexClient",
+    "AsyncSpeechClient",
     "AudioDelta",
     "BadConfig",
     "ClientError",
@@ -88,8 +90,11 @@ __all__ = [
     "SessionOver",
     "SessionUpdated",
     "SlowReader",
+    "SpeechClient",
+    "SpeechRefused",
     "SpeechStarted",
     "SpeechStopped",
+    "SpeechStream",
     "TakenOver",
     "TextDelta",
     "TimedOut",

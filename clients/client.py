@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Final, Literal, Self
+from urllib.parse import quote_plus
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
@@ -38,6 +39,8 @@ from duplex.core.errors import ErrorCode
 
 BACKOFF_S: Final = (0.05, 2.0)
 """First and longest wait between two attempts to reconnect."""
+MAX_QUERY_BYTES: Final = 4096
+"""Of instructions in the query. Servers and proxies bound an address; longer ones go by `session.update`."""
 MAX_EVENTS: Final = 4096
 """Events that may wait to be taken; beyond it the socket is not read, and the server's bounds act."""
 
@@ -66,7 +69,8 @@ class AsyncDuplexClient(Requests):
         token: the server's bearer token.
         frames: how media travel.
         ext: private events to ask for (`signals`, `playback`, `lifecycle`).
-        options: session settings by query parameter (`voice`, `codec`, `sample_rate`, …).
+        options: session settings by query parameter (`voice`, `codec`, `sample_rate`, …). Long instructions
+            are sent in a `session.update` instead, before anything else.
         resume: reconnect after a break.
         max_kept_bytes: input that is kept meanwhile.
         player: gets the audio as it arrives; what it says was played is acknowledged to the server every
@@ -92,6 +96,11 @@ class AsyncDuplexClient(Requests):
         close_timeout_s: float = 15.0,
     ) -> None:
         options = dict(options or {})
+        instructions = str(options.get("instructions", ""))
+        self._late: dict[str, Any] = {}
+        """Settings that are too long for the query."""
+        if len(quote_plus(instructions)) > MAX_QUERY_BYTES:
+            self._late["instructions"] = options.pop("instructions")
         query = {"model": model, "session_id": session_id, "frames": frames, "ext": ",".join(ext)}
         self._url = url
         self._query: dict[str, Any] = {k: v for k, v in (query | options).items() if v is not None}
@@ -139,6 +148,10 @@ class AsyncDuplexClient(Requests):
         if self._player is not None:
             acks = self._acknowledge(self._player)
             self._tasks.append(asyncio.create_task(acks, name="duplex client acks"))
+        if self._late:
+            event_id = self.protocol.event_id()
+            update = self.protocol.request("session.update", session=self._late, event_id=event_id)
+            await self._write(update, urgent=True)
         return created
 
     async def close(self) -> None:

@@ -1,8 +1,9 @@
 """Streaming audio encoders: one small interface, one object a stream.
 
 `open_encoder` is the way in. Each encoder resamples by itself when its input has another rate, buffers up to
-one codec frame, and gives the same bytes however its input was cut into chunks. Encoders are not
-thread-safe: calls on one stream must follow one another, on whatever threads.
+one codec frame (FLAC, whose frames are short, up to three, but for the first), and gives the same bytes
+however its input was cut into chunks. Encoders are not thread-safe: calls on one stream must follow one
+another, on whatever threads.
 
 Sample accounting. A decoder that knows nothing about the stream plays `delay_samples`, then the input,
 then `padding_samples`. Formats that can say so say so in the bytes, and decoders trim:
@@ -21,10 +22,8 @@ from __future__ import annotations
 import struct
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
-import numpy as np
-
 from duplex.codecs.g711 import Law, encode_g711
-from duplex.codecs.pcm import Samples, SampleType
+from duplex.codecs.pcm import INT16, Samples, SampleType
 from duplex.codecs.resample import SAMPLE_RATES, Resampler
 from duplex.core.errors import DuplexError, ErrorCode
 
@@ -76,8 +75,12 @@ class _PlainEncoder:
         self.inline = resampler.passthrough
         self._resampler = resampler
         self._flushed = False
+        # the commonest case by far: nothing to check, convert or filter
+        self._as_is = resampler.passthrough and resampler.dtype == "int16"
 
     def feed(self, samples: Samples) -> bytes:
+        if self._as_is and not self._flushed and samples.dtype == INT16 and samples.ndim == 1:
+            return self._encode(samples)
         return self._encode(self._resampler.feed(samples))
 
     def flush(self) -> bytes:
@@ -96,13 +99,6 @@ class PcmEncoder(_PlainEncoder):
     def __init__(self, codec: Literal["pcm_s16le", "pcm_f32le"], input_rate: int, output_rate: int) -> None:
         dtype: SampleType = "int16" if codec == "pcm_s16le" else "float32"
         super().__init__(codec, "audio/pcm", Resampler(input_rate, output_rate, dtype=dtype))
-        self._copy_only = codec == "pcm_s16le" and self.inline
-
-    def feed(self, samples: Samples) -> bytes:
-        # the commonest case by far: nothing to check, convert or filter
-        if self._copy_only and not self._flushed and samples.dtype == np.int16 and samples.ndim == 1:
-            return samples.tobytes()
-        return super().feed(samples)
 
 
 class G711Encoder(_PlainEncoder):

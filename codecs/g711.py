@@ -60,9 +60,9 @@ _ENCODE: Final = {"ulaw": _ulaw_encode_table(), "alaw": _alaw_encode_table()}
 
 def encode_g711(samples: Samples, law: Law) -> bytes:
     """Mono samples, shape (n,), as n bytes of companded audio. Floats saturate."""
-    return _ENCODE[law][to_int16(samples).view(np.uint16)].tobytes()
+    return _ENCODE[law].take(to_int16(samples).view(np.uint16)).tobytes()
 
 
 def decode_g711(data: bytes | bytearray | memoryview, law: Law) -> NDArray[np.int16]:
     """n bytes of companded audio as int16, shape (n,). Every byte is a valid sample."""
-    return _DECODE[law][np.frombuffer(data, dtype=np.uint8)]
+    return _DECODE[law].take(np.frombuffer(data, dtype=np.uint8))

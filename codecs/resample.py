@@ -9,13 +9,23 @@ of the stream would be lost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from duplex.codecs.pcm import Samples, SampleType, check_finite, check_samples, convert, quantize, widen
+from duplex.codecs.pcm import (
+    FLOAT32,
+    INT16,
+    Samples,
+    SampleType,
+    check_finite,
+    check_samples,
+    convert,
+    quantize,
+    widen,
+)
 from duplex.core.errors import DuplexError, ErrorCode
 
 SAMPLE_RATES: Final = (8000, 16000, 22050, 24000, 44100, 48000)
@@ -61,6 +71,11 @@ class Resampler:
         )
 
     @property
+    def dtype(self) -> SampleType:
+        """The sample type that comes out."""
+        return self._dtype
+
+    @property
     def passthrough(self) -> bool:
         """True when the rates are equal, so that nothing is filtered."""
         return self._soxr is None
@@ -78,10 +93,10 @@ class Resampler:
             self.samples_out += len(out)
             return out
         check_samples(samples)
-        if samples.dtype == np.int16:
-            floats = widen(samples.astype(np.int16, copy=False))
+        if samples.dtype == INT16:
+            floats = widen(cast("NDArray[np.int16]", samples))
         else:
-            floats = np.ascontiguousarray(samples, dtype=np.float32)
+            floats = np.ascontiguousarray(samples, dtype=FLOAT32)
             check_finite(floats)
             floats = np.clip(floats, -1.0, 1.0)
         self.samples_in += len(floats)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import inspect
 import re
 import shlex
@@ -265,6 +266,21 @@ def test_models_that_are_served_by_default() -> None:
     assert gateway.default_video_model == "embedded-commentary"
     speaking = [adapter for adapter in adapters if isinstance(adapter, SpeechAdapter)]
     assert [adapter.info.id for adapter in speaking] == ["embedded-voice"]
+
+
+# --- benchmarks ---------------------------------------------------------------------------------------
+
+
+def test_benchmark_tables_show_the_recorded_results() -> None:
+    """`python docs/benchmarks/tables.py` writes them."""
+    spec = importlib.util.spec_from_file_location("tables", DOCS / "benchmarks" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    page = (DOCS / "benchmarks.md").read_text()
+    assert tables.filled(page) == page
+    assert len(rows(section("benchmarks.md", "The gateway"))) >= 4
 
 
 # --- examples -----------------------------------------------------------------------------------------

@@ -56,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
         raise
     if out is not None:
         with out:
-            out.write(speaker.heard)
+            heard = speaker.heard
+            out.write(heard)
+        print(f"{args.out}: {len(heard) / SAMPLE_RATE:.1f} s of what was heard", file=sys.stderr)
     if args.timeline:
         timeline.save(Path(args.timeline))
     return 0

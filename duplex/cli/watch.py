@@ -278,7 +278,10 @@ class Screen:
         )
         self.clear()
         late = f"   (+{lag_ms / 1000:.1f} s)" if lag_ms is not None else ""
-        print(f"{self.indent}{clock(comment.clip_ms)}  {text}{late}", flush=True)
+        # sent at full speed, where the sending stands says nothing of the moment that is meant
+        known = self._paced or answer.question or seen_ms is not None
+        at = clock(comment.clip_ms) if known else "     –"
+        print(f"{self.indent}{at}  {'answer: ' if answer.question else ''}{text}{late}", flush=True)
         self._progress()
 
     def asked(self, at_ms: float) -> None:
@@ -318,7 +321,11 @@ class Screen:
     def summary(self) -> str:
         """One line about the whole clip."""
         late = sorted(c.lag_ms for c in self.comments if c.lag_ms is not None)
-        words = [f"{clock(self._sent_ms)} watched", f"{len(self.comments)} comments"]
+        answers = sum(comment.answer for comment in self.comments)
+        comments = len(self.comments) - answers
+        words = [f"{clock(self._sent_ms)} watched", f"{comments} comment{'s' * (comments != 1)}"]
+        if answers:
+            words.append(f"{answers} answer{'s' * (answers != 1)}")
         if late:
             words.append(f"lag {late[len(late) // 2] / 1000:.2f} s median, {late[-1] / 1000:.2f} s at most")
         if self.analysis_lag_ms:

@@ -171,7 +171,9 @@ class TurnInput:
             commit.wanted = False
 
     def _close_turn(self) -> str | None:
-        question = "\n".join(self._question) or None
+        question: str | None = "\n".join(self._question)
+        if not question or question.isspace():
+            question = None  # white space asks nothing
         self._question.clear()
         self._question_length = 0
         self._modalities.clear()

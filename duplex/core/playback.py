@@ -22,12 +22,14 @@ ROUNDING_MS = 0.5
 class PlayoutClock:
     """Estimates the client's playback from what was written to its socket."""
 
-    __slots__ = ("_levels", "dry_at")
+    __slots__ = ("_levels", "_shift", "dry_at")
 
     def __init__(self) -> None:
         self.dry_at = float("-inf")
         """When the client has played all that it holds (seconds)."""
         self._levels: deque[tuple[float, float, float]] = deque()  # (start, end, dBFS), in order
+        self._shift = 0.0
+        """Of all levels: seconds by which acknowledgements moved them."""
 
     def written(self, duration_ms: float, level_dbfs: float, now: float) -> None:
         """`duration_ms` of audio reached the socket."""
@@ -35,11 +37,19 @@ class PlayoutClock:
         self.dry_at = end = start + duration_ms / 1000
         levels = self._levels
         if levels:
+            shift = self._shift
+            start -= shift
+            end -= shift
             first, last_end, level = levels[-1]
-            if last_end >= start and last_end - first < LEVEL_STEP_S:
-                levels[-1] = (first, end, level if level > level_dbfs else level_dbfs)
+            # a gap, if any, ends the span; the rounding of the shift is none
+            if start - last_end < ROUNDING_MS / 1000 and last_end - first < LEVEL_STEP_S:
+                levels[-1] = (first, max(end, last_end), level if level > level_dbfs else level_dbfs)
                 return
             self._forget(now)
+            start = max(start, last_end)
+            end = max(start, end)
+        else:
+            self._shift = 0.0
         levels.append((start, end, level_dbfs))
 
     def unplayed_ms(self, now: float) -> float:
@@ -48,7 +58,12 @@ class PlayoutClock:
 
     def acknowledged(self, unplayed_ms: float, now: float) -> None:
         """The client said how much is left."""
-        self.dry_at = now + max(0.0, unplayed_ms) / 1000
+        if unplayed_ms <= 0 and self.dry_at <= now:
+            return  # as we thought; it may have been so for long
+        dry_at = now + max(0.0, unplayed_ms) / 1000
+        if self._levels:
+            self._shift += dry_at - self.dry_at
+        self.dry_at = dry_at
 
     def removed(self, after_ms: float, duration_ms: float, now: float) -> None:
         """The client drops `duration_ms` that it would begin to play in `after_ms`; what is behind moves up.
@@ -56,14 +71,16 @@ class PlayoutClock:
         What was played before remains as echo.
         """
         begin = now + after_ms / 1000
-        end = begin + duration_ms / 1000
-        self.dry_at = max(begin, self.dry_at - (end - begin))
+        length = duration_ms / 1000
+        self.dry_at = max(begin, self.dry_at - length)
+        begin -= self._shift
+        end = begin + length
         kept: deque[tuple[float, float, float]] = deque()
         for start, stop, level in self._levels:
             if start < begin:
                 kept.append((start, min(stop, begin), level))
             if stop > end:
-                kept.append((max(start, end) - (end - begin), stop - (end - begin), level))
+                kept.append((max(start, end) - length, stop - length, level))
         self._levels = kept
 
     def cleared(self, now: float) -> None:
@@ -75,7 +92,7 @@ class PlayoutClock:
         self._forget(now)
         loudest: float | None = None
         for start, _, level in self._levels:
-            if start > now:
+            if start > now - self._shift:
                 break
             if loudest is None or level > loudest:
                 loudest = level
@@ -83,7 +100,8 @@ class PlayoutClock:
 
     def _forget(self, now: float) -> None:
         levels = self._levels
-        while levels and levels[0][1] < now - ECHO_TAIL_S:
+        before = now - self._shift - ECHO_TAIL_S
+        while levels and levels[0][1] < before:
             levels.popleft()
 
 

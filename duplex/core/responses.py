@@ -28,6 +28,7 @@ from duplex.core.playback import ROUNDING_MS, PlaybackLedger, PlayoutClock
 from duplex.core.text import WholeCharacters, well_formed
 from duplex.core.types import (
     AudioFormat,
+    Delivery,
     EncodedAudio,
     HistoryItem,
     Modality,
@@ -158,7 +159,7 @@ class Responses:
         )
         return [*effects, Send(event=created), StartResponse(turn=turn)]
 
-    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio | ToolCallDelta) -> list[Effect]:
+    def deliver(self, epoch: int, delta: Delivery) -> list[Effect]:
         """A delta of the response of that epoch; of any other epoch it is dropped and counted."""
         response = self.active
         if response is None or response.epoch != epoch:

@@ -48,7 +48,7 @@ from duplex.core.life import SessionLife
 from duplex.core.outbox import error_event
 from duplex.core.text import well_formed
 from duplex.core.types import (
-    EncodedAudio,
+    Delivery,
     GateScore,
     InputLag,
     InputRejected,
@@ -56,8 +56,6 @@ from duplex.core.types import (
     Signal,
     SpeechStarted,
     SpeechStopped,
-    TextDelta,
-    ToolCallDelta,
     Transcript,
     TurnEnded,
     WantsToSpeak,
@@ -177,9 +175,7 @@ class Session(SessionLife):
 
     # --- responses ----------------------------------------------------------------------------------
 
-    def deliver(
-        self, epoch: int, delta: TextDelta | EncodedAudio | ToolCallDelta, now: float
-    ) -> list[Effect]:
+    def deliver(self, epoch: int, delta: Delivery, now: float) -> list[Effect]:
         """A delta of the response of that epoch; of any other epoch it is dropped and counted."""
         self._floor.progress_at = now
         return self._responses.deliver(epoch, delta)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -14,7 +15,7 @@ from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.facts import ModelFacts
 from duplex.core.outbox import error_event
 from duplex.core.text import well_formed
-from duplex.core.types import SessionSettings, TurnDetection
+from duplex.core.types import AudioCodec, AudioFormat, Modality, SessionSettings, TurnDetection
 
 MAX_INSTRUCTIONS = 64 * 1024
 """Characters. More is no instruction but a document."""
@@ -42,9 +43,8 @@ def apply_changes(
     except msgspec.ValidationError as error:
         text = str(error)
         code = ErrorCode.UNKNOWN_FIELD if "unknown field" in text else ErrorCode.INVALID_VALUE
-        raise DuplexError(
-            code, f"invalid session field: {text}", event_id=event_id, param=_field(text)
-        ) from None
+        param = _field(text)
+        raise DuplexError(code, _in_words(text, param), event_id=event_id, param=param) from None
     except (RecursionError, TypeError, ValueError) as error:
         # only options can nest too deep, or hold what no message carries back
         words = f"invalid options: {well_formed(str(error))}"
@@ -77,6 +77,34 @@ def _field(text: str) -> str | None:
     return path.rstrip("`") if found else None
 
 
+def _in_words(text: str, param: str | None) -> str:
+    """A validation error in the words of our messages, with what is allowed."""
+    allowed = _ALLOWED.get(re.sub(r"\[.*", "", param or ""))
+    if allowed is not None and "enum value" in text:
+        return f"{param} must be one of {', '.join(map(str, allowed))}"
+    types = re.match(r"Expected `(.+)`, got `(.+)` - at", text)
+    if types is None or param is None:
+        return f"invalid session field: {text}"
+    wanted = " or ".join(_TYPES.get(name, name) for name in types[1].split(" | "))
+    found = "a fraction" if types[2] == "float" else _TYPES.get(types[2], types[2])
+    return f"{param} must be {wanted}, not {found}"
+
+
+_ALLOWED: dict[str, tuple[object, ...]] = {
+    "output_modalities": (Modality.TEXT, Modality.AUDIO),
+    "output_format.codec": get_args(AudioCodec),
+    "output_format.sample_rate": get_args(get_type_hints(AudioFormat)["sample_rate"]),
+}
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "an array",
+    "object": "an object",
+}
+
+
 def _check_ranges(settings: SessionSettings, options_size: int, event_id: str | None) -> None:
     def check(ok: bool, param: str, words: str) -> None:
         if not ok:
@@ -102,7 +130,11 @@ def _check_ranges(settings: SessionSettings, options_size: int, event_id: str | 
     check(probability(settings.gate_threshold), "gate_threshold", "a number from 0 to 1")
     check(0 <= settings.max_run_ahead_ms <= 3_600_000, "max_run_ahead_ms", "from 0 to 3600000 ms")
     modalities = settings.output_modalities
-    check(modalities is None or len(modalities) > 0, "output_modalities", "null or not empty")
+    check(
+        modalities is None or len(set(modalities)) == len(modalities) > 0,
+        "output_modalities",
+        "null, or different names out of text, audio",
+    )
     turns = settings.turn_detection
     if turns is not None:
         check(probability(turns.threshold), "turn_detection.threshold", "a number from 0 to 1")

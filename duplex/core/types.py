@@ -270,6 +270,10 @@ class EncodedAudio(_Value, frozen=True, kw_only=True):
     text: str = ""
 
 
+Delivery: TypeAlias = TextDelta | EncodedAudio | ToolCallDelta
+"""What the core is given of a response."""
+
+
 class SpeechStarted(_Value, frozen=True, kw_only=True):
     """The user began to speak at `at_ms` of the session's input audio (pre-roll included)."""
 

@@ -247,13 +247,13 @@ class NativeDialect:
                 yield wire.ResponseCreated(response_index=event.index)
             case ResponseDone():
                 yield wire.ResponseDone(
-                    response_index=event.index, audio_ms=event.audio_ms if playback else UNSET
+                    response_index=event.index, audio_ms=_ms(event.audio_ms) if playback else UNSET
                 )
             case ResponseCancelled():
                 yield wire.ResponseCancelled(
                     response_index=event.index,
                     reason=event.reason.value if playback else UNSET,
-                    heard_ms=event.heard_ms if playback else UNSET,
+                    heard_ms=_ms(event.heard_ms) if playback else UNSET,
                     heard_text=event.heard_text if playback else UNSET,
                     event_id=event.event_id if playback else UNSET,
                 )
@@ -272,7 +272,9 @@ class NativeDialect:
                 )
             case PlaybackCleared() if playback:
                 yield wire.PlaybackClear(
-                    response_index=event.index, heard_ms=event.heard_ms, heard_text=event.heard_text
+                    response_index=event.index,
+                    heard_ms=_ms(event.heard_ms),
+                    heard_text=event.heard_text,
                 )
             case UserSpeechStarted() if signals:
                 yield wire.SpeechStarted(at_ms=event.at_ms)
@@ -301,6 +303,11 @@ _FRAME_MODALITIES: Final = {
 
 
 # --- the messages that a server sends ---------------------------------------------------------------
+
+
+def _ms(value: float) -> float:
+    """To 0.1 ms: below that the clock of a playback is noise."""
+    return round(value, 1)
 
 
 def _session_created(event: SessionCreated, lifecycle: bool) -> wire.SessionCreated:

@@ -72,7 +72,8 @@ def _number(query: Mapping[str, str], name: str, kind: Callable[[str], float]) -
     try:
         return kind(query[name])
     except ValueError:
-        raise DuplexError(ErrorCode.BAD_CONFIG, f"{name} must be a number", param=name) from None
+        words = "a whole number in digits" if kind is int else "a number"
+        raise DuplexError(ErrorCode.BAD_CONFIG, f"{name} must be {words}", param=name) from None
 
 
 def _create_response(message: Fields, event_id: str | None) -> Command:

@@ -28,7 +28,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
     """The JSON object that a message is.
 
     Raises:
-        DuplexError: `INVALID_JSON` or `NOT_AN_OBJECT`.
+        DuplexError: `INVALID_JSON`, `NOT_AN_OBJECT` or `INPUT_OVERFLOW`.
     """
     value = parse(text)
     if not isinstance(value, dict):
@@ -39,11 +39,15 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def parse(text: str | bytes) -> Any:
-    """Any JSON value. Raises `DuplexError(INVALID_JSON)`."""
+    """Any JSON value. Raises `DuplexError`: `INVALID_JSON`, `INPUT_OVERFLOW` for too many values in it."""
     containers = _count(text, "[") + _count(text, "{")
     colons = _count(text, ":")
     if containers + colons + _count(text, ",") > MAX_MARKS:
-        raise _invalid(f"more than {MAX_MARKS} commas, colons and brackets")
+        raise DuplexError(
+            ErrorCode.INPUT_OVERFLOW,
+            f"the message has more than {MAX_MARKS} commas, colons and opening brackets: send large arrays in"
+            " a binary codec window, as bin",
+        )
     try:
         value = _decoder.decode(text)
     except RecursionError:
@@ -51,7 +55,7 @@ def parse(text: str | bytes) -> Any:
     except UnicodeError:
         raise _invalid("it is not valid UTF-8") from None
     except msgspec.MsgspecError as error:
-        raise _invalid(str(error).removeprefix("JSON is ")) from None
+        raise _invalid(_in_words(str(error), text)) from None
     keys = _count_keys(value, 0) if containers > 1 else len(value) if isinstance(value, dict) else 0
     # Every key is followed by a colon. As many colons as keys that came through: no key was there twice.
     # More of them: a string has a colon in it, or a key was lost; only then the slow parser has to look.
@@ -77,6 +81,14 @@ def json_type(value: object) -> str:
             return "an object"
         case _:
             return type(value).__name__
+
+
+def _in_words(fault: str, text: str | bytes) -> str:
+    if "truncated" not in fault:
+        return fault.removeprefix("JSON is ")
+    # the decoder also calls a string truncated that ends behind the first half of a pair
+    half = "\\ud" in text.lower() if isinstance(text, str) else b"\\ud" in text.lower()
+    return "it ends too early, or has half of a surrogate pair" if half else "it ends too early"
 
 
 def _count(text: str | bytes, character: str) -> int:

@@ -15,7 +15,7 @@ import pybase64
 from duplex.codecs.video_sniff import Container, sniff
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import AudioWindow, CodecWindow, ImageWindow, Modality, TextWindow, VideoWindow, Window
-from duplex.dialects.fields import Fields
+from duplex.dialects.fields import MAX_ID, Fields
 
 DEFAULT_SAMPLE_RATE: Final = 16000
 """Hz of audio that comes without a rate."""
@@ -185,8 +185,7 @@ def _video(outer: Fields) -> VideoWindow:
     else:
         raise outer.refuse("data", "{video_base64} or {frames: [...]}")
     sniffed = video_kind(data) if data and "kind" not in outer else "image"
-    kind = outer.identifier("kind") or sniffed
-    return VideoWindow(kind=kind, data=data, frames=frames, **_place(outer))
+    return VideoWindow(kind=_kind(outer) or sniffed, data=data, frames=frames, **_place(outer))
 
 
 def _stills(inner: Fields) -> tuple[bytes, ...]:
@@ -198,23 +197,32 @@ def _stills(inner: Fields) -> tuple[bytes, ...]:
 
 
 def _codec_window(data: Fields) -> CodecWindow:
-    kind = data.string("kind")
+    kind = _kind(data)
     if not kind:
         raise data.refuse("kind", "the codec's name")
     codec = data.object("codec")
     if not codec:
         raise DuplexError(ErrorCode.EMPTY_INPUT, f"{data.path('codec')} is empty", param=data.path("codec"))
-    return CodecWindow(kind=data.identifier("kind"), codec=codec, **_place(data))
+    return CodecWindow(kind=kind, codec=codec, **_place(data))
+
+
+def _kind(data: Fields) -> str:
+    """A media type or a codec's name, "" when absent."""
+    kind = data.string("kind") if "kind" in data else ""
+    if len(kind) > MAX_ID:
+        raise data.refuse("kind", f"at most {MAX_ID} characters")
+    return kind
 
 
 def _place(data: Fields) -> dict[str, Any]:
     """Where a window lies on the client's clock, and what the client says about it."""
-    duration = data.optional_number("duration_ms")
-    if duration is not None and duration < 0:
-        raise data.refuse("duration_ms", "0 or more")
+    pts, duration = data.optional_number("pts_ms"), data.optional_number("duration_ms")
+    for name, value in (("pts_ms", pts), ("duration_ms", duration)):
+        if value is not None and value < 0:
+            raise data.refuse(name, "0 or more")
     return {
         "segment_id": data.identifier("segment_id"),
-        "pts_ms": data.optional_number("pts_ms"),
+        "pts_ms": pts,
         "duration_ms": duration,
         "metadata": data.optional_object("metadata"),
     }

@@ -28,8 +28,7 @@ class LoopClock:
     Not `loop.time`, which some loops round to a millisecond and read once an iteration.
     """
 
-    def now(self) -> float:
-        return monotonic()
+    now = staticmethod(monotonic)
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Handle:
         return asyncio.get_running_loop().call_later(max(0.0, when - monotonic()), callback)

@@ -7,6 +7,7 @@ from typing import ParamSpec, Protocol
 
 from duplex.core.effects import Effect
 from duplex.core.session import Session
+from duplex.core.types import Delivery
 
 P = ParamSpec("P")
 
@@ -21,6 +22,10 @@ class Driver(Protocol):
 
     def now(self) -> float:
         """Seconds, as the core is told them."""
+        ...
+
+    def deliver(self, epoch: int, delta: Delivery) -> None:
+        """`step` of `Session.deliver`, the way of every frame."""
         ...
 
     def step(self, step: Callable[P, list[Effect]], *args: P.args, **kwargs: P.kwargs) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -68,6 +68,14 @@ class ResponseEncoder:
             return 0.0
         return encoder.delay_samples / encoder.sample_rate * 1000
 
+    def encode_inline(self, delta: AudioDelta) -> EncodedAudio | None:
+        """Encode one piece here and now, if that costs less than handing it over; None: `encode` has to."""
+        encoder = self._encoder
+        if not self._inline or encoder is None or delta.sample_rate != self._input_rate:
+            return None
+        samples = delta.samples
+        return self._encoded(encoder, delta, encoder.feed(samples), level_dbfs(samples))
+
     async def encode(self, delta: AudioDelta) -> EncodedAudio:
         """Encode one piece.
 
@@ -77,15 +85,19 @@ class ResponseEncoder:
         encoder = self._encoder
         if encoder is None or delta.sample_rate != self._input_rate:
             encoder = await self._open(delta.sample_rate)
+        encoded = self.encode_inline(delta)
+        if encoded is not None:
+            return encoded
         samples = delta.samples
-        if self._inline:
-            payload = encoder.feed(samples)
-            level = level_dbfs(samples)
-        else:
-            payload, level = await self._pool.run(lambda: (encoder.feed(samples), level_dbfs(samples)))
+        payload, level = await self._pool.run(lambda: (encoder.feed(samples), level_dbfs(samples)))
+        return self._encoded(encoder, delta, payload, level)
+
+    def _encoded(
+        self, encoder: AudioEncoder, delta: AudioDelta, payload: bytes, level: float
+    ) -> EncodedAudio:
         return EncodedAudio(
             payload=payload,
-            samples=self._count(len(samples)),
+            samples=self._count(len(delta.samples)),
             sample_rate=encoder.sample_rate,
             level_dbfs=level,
             text=delta.text,
@@ -130,20 +142,23 @@ class ResponseEncoder:
         return encoder
 
 
-def pieces(delta: AudioDelta) -> Iterator[AudioDelta]:
+def pieces(delta: AudioDelta) -> Iterable[AudioDelta]:
     """The delta, cut into pieces of at most `MAX_PIECE_MS`. Its text goes with the first: the words of the
     ones behind it are the same."""
-    most = delta.sample_rate * MAX_PIECE_MS // 1000
     samples = delta.samples
+    most = delta.sample_rate * MAX_PIECE_MS // 1000
     if len(samples) <= most:
-        yield delta
-        return
-    for start in range(0, len(samples), most):
-        yield AudioDelta(
+        return (delta,)
+    if most <= 0:
+        raise DuplexError(ErrorCode.ADAPTER_FAILED, f"a sample rate of {delta.sample_rate} Hz")
+    return [
+        AudioDelta(
             samples=samples[start : start + most],
             sample_rate=delta.sample_rate,
             text=delta.text if start == 0 else "",
         )
+        for start in range(0, len(samples), most)
+    ]
 
 
 def level_dbfs(samples: Samples) -> float:

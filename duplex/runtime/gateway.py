@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
@@ -162,7 +163,6 @@ class Gateway:
         if request.resume_token is not None:
             return self._resume(socket, dialect, request)
         adapter = self._adapter(request.model or default_model)
-        settings = apply_changes(SessionSettings(), request.settings)
         info = adapter.info
         facts = ModelFacts(
             id=info.id,
@@ -171,11 +171,15 @@ class Gateway:
             proactive=info.proactive,
             voices=info.voices,
         )
+        with _as_bad_config():
+            settings = apply_changes(SessionSettings(), request.settings)
+            facts.check_output(settings.output_modalities)
         lease = await self.leases.acquire(request.session_id, adapter.info.id, adapter.info.max_sessions)
         try:
-            adapter_session = await self._open(
-                adapter, OpenSession(session_id=lease.session_id, settings=settings)
-            )
+            with _as_bad_config():
+                adapter_session = await self._open(
+                    adapter, OpenSession(session_id=lease.session_id, settings=settings)
+                )
         except BaseException:
             lease.release()
             raise
@@ -318,6 +322,18 @@ class Gateway:
                 gauges.queue_bytes += runner.connection.queue.bytes
                 gauges.queue_audio_s += runner.connection.queue.audio_s
         return gauges
+
+
+@contextmanager
+def _as_bad_config() -> Iterator[None]:
+    """A setting of the handshake that cannot be used refuses the session; one that runs would refuse the setting
+    alone."""
+    try:
+        yield
+    except DuplexError as error:
+        if error.fatal or error.code is ErrorCode.ADAPTER_FAILED:
+            raise
+        raise DuplexError(ErrorCode.BAD_CONFIG, error.message, param=error.param) from None
 
 
 def _healthy(adapter: Adapter) -> bool:

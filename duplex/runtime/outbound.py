@@ -47,12 +47,8 @@ class Traffic(Protocol):
 class Listener(Protocol):
     """Who is told what became of the queue."""
 
-    def run_ahead_ms(self) -> float:
-        """Audio that the client holds and has not played."""
-        ...
-
-    def max_run_ahead_ms(self) -> float:
-        """How much it may hold; 0: any amount."""
+    def run_ahead_ms(self) -> tuple[float, float]:
+        """Audio that the client holds and has not played, and how much it may hold; 0: any amount."""
         ...
 
     def audio_written(self, event: ResponseAudio) -> None: ...
@@ -117,7 +113,8 @@ class OutboundQueue:
     @property
     def full(self) -> bool:
         """True while a response should yield nothing more."""
-        return self._over(1.0)
+        # the commonest case by far: nothing is queued at all
+        return (self._audio_bytes or self._urgent_bytes) > 0 and self._over(1.0)
 
     def _over(self, fraction: float) -> bool:
         limits = self._limits
@@ -219,11 +216,10 @@ class OutboundQueue:
         self._listener.audio_written(event)
 
     def _must_hold(self, event: ResponseAudio) -> bool:
-        most = self._listener.max_run_ahead_ms()
+        ahead, most = self._listener.run_ahead_ms()
         if most <= 0:
             self._holding = False
             return False
-        ahead = self._listener.run_ahead_ms()
         if self._holding:
             most -= min(MAX_HYSTERESIS_MS, most / 4)
         # a chunk that is longer than the whole limit still has to go out some time
@@ -233,9 +229,8 @@ class OutboundQueue:
     def _arm_hold(self) -> None:
         if self._hold_timer is not None or not self._audio:
             return
-        most = self._listener.max_run_ahead_ms()
+        ahead, most = self._listener.run_ahead_ms()
         most -= min(MAX_HYSTERESIS_MS, most / 4)
-        ahead = self._listener.run_ahead_ms()
         excess_ms = min(ahead, ahead + self._audio[0].duration_ms - most)
         # the millisecond is the resolution of some loops' timers
         self._hold_timer = self._clock.call_at(

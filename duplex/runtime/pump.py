@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from time import monotonic
 from typing import Protocol
 
 from duplex.adapters.base import AdapterSession
 from duplex.core.errors import DuplexError
-from duplex.core.types import AudioDelta, EncodedAudio, Modality, TextDelta, ToolCallDelta, Turn
+from duplex.core.types import AudioDelta, Delivery, Modality, TextDelta, ToolCallDelta, Turn
 from duplex.runtime.encoding import EncoderPool, ResponseEncoder, pieces
 from duplex.runtime.faults import being_cancelled, named
 
 log = logging.getLogger("duplex.adapter")
 
-BREATH = 4
-"""Pieces after which the loop gets a turn, for adapters that yield without ever waiting."""
+BREATH_S = 0.01
+"""Pieces that follow one another faster than this (seconds) give the loop a turn between them: an adapter that
+yields without ever waiting must not keep the others waiting, one that keeps time gives turns enough."""
 
 
 class Listener(Protocol):
     """The session that the response belongs to."""
 
-    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio | ToolCallDelta) -> None: ...
+    def deliver(self, epoch: int, delta: Delivery) -> None: ...
 
     def is_active(self, turn: Turn) -> bool:
         """False once the response has its terminal event."""
         ...
 
+    @property
+    def crowded(self) -> bool:
+        """The outbound queue is full."""
+        ...
+
     async def room(self) -> None:
-        """Wait while the outbound queue is full."""
+        """Wait while it is."""
         ...
 
     async def all_written(self) -> None:
@@ -57,35 +64,28 @@ class ResponsePump:
         self._encoder = ResponseEncoder(turn.settings.output_format, encoders)
         self._listener = listener
         self._audible = Modality.AUDIO in turn.modalities
+        self._delivered_at = 0.0
 
     async def run(self) -> None:
         turn = self.turn
         listener = self._listener
+        encoder = self._encoder
         deltas = None
         try:
             deltas = self._adapter.respond(turn)
-            count = 0
             async for delta in deltas:
                 if isinstance(delta, AudioDelta):
                     if self._audible:
                         for piece in pieces(delta):
-                            encoded = await self._encoder.encode(piece)
-                            listener.deliver(turn.epoch, encoded)
-                            count += 1
-                            if count % BREATH == 0:
-                                await asyncio.sleep(0)
-                            await listener.room()
+                            encoded = encoder.encode_inline(piece)
+                            await self._deliver(encoded or await encoder.encode(piece))
                 elif isinstance(delta, TextDelta | ToolCallDelta):
-                    listener.deliver(turn.epoch, delta)
-                    count += 1
-                    if count % BREATH == 0:
-                        await asyncio.sleep(0)
-                    await listener.room()
+                    await self._deliver(delta)
                 else:
                     raise TypeError(f"respond() yielded {type(delta).__name__}, which is no delta")
                 if not listener.is_active(turn):
                     return
-            tail = await self._encoder.flush()
+            tail = await encoder.flush()
             if tail is not None:
                 listener.deliver(turn.epoch, tail)
             await listener.all_written()
@@ -99,6 +99,14 @@ class ResponsePump:
             self._fail(error)
         finally:
             await self._close(deltas)
+
+    async def _deliver(self, delta: Delivery) -> None:
+        self._listener.deliver(self.turn.epoch, delta)
+        before, self._delivered_at = self._delivered_at, monotonic()
+        if self._delivered_at - before < BREATH_S:
+            await asyncio.sleep(0)
+        if self._listener.crowded:
+            await self._listener.room()
 
     def _fail(self, error: BaseException) -> None:
         self.ended = True

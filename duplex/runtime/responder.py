@@ -8,7 +8,7 @@ from typing import Any
 
 from duplex.adapters.base import AdapterSession
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.types import EncodedAudio, TextDelta, ToolCallDelta, Turn
+from duplex.core.types import Turn
 from duplex.runtime.clock import Clock, Handle
 from duplex.runtime.driver import Driver
 from duplex.runtime.encoding import EncoderPool
@@ -34,6 +34,7 @@ class Responder:
     ) -> None:
         self._adapter = adapter
         self._driver = driver
+        self.deliver = driver.deliver
         self._clock = clock
         self._encoders = encoders
         self._tasks = tasks
@@ -92,12 +93,13 @@ class Responder:
 
     # --- for the pump -------------------------------------------------------------------------------
 
-    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio | ToolCallDelta) -> None:
-        driver = self._driver
-        driver.step(driver.session.deliver, epoch, delta, driver.now())
-
     def is_active(self, turn: Turn) -> bool:
         return self._driver.session.active_response == turn.response_id
+
+    @property
+    def crowded(self) -> bool:
+        queue = self._queue()
+        return queue is not None and queue.full
 
     async def room(self) -> None:
         queue = self._queue()

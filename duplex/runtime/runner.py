@@ -42,6 +42,7 @@ from duplex.core.events import (
     SessionUpdated,
 )
 from duplex.core.session import Session
+from duplex.core.types import Delivery
 from duplex.dialects.base import Dialect, Frame
 from duplex.runtime.adapter_input import AdapterInput
 from duplex.runtime.clock import Clock, Handle
@@ -108,6 +109,7 @@ class SessionRunner:
         self._lease = lease
         self._services = services
         self._clock = services.clock
+        self.now = services.clock.now
         self._config = config
         self._metrics = services.metrics
         self._tasks = Tasks(services.stray)
@@ -195,6 +197,12 @@ class SessionRunner:
         self.detached_since = self.now()
         self.step(self.session.detach, self.detached_since)
 
+    def leave(self, connection: Connection) -> None:
+        """The client closed this socket in good order: the session is over, its slot and id are free."""
+        if connection is self.connection:
+            self.detach(connection)
+            self.end(1000, "closed by the client")
+
     def evict(self) -> None:
         """A newcomer needs the slot of this detached session."""
         self.end(1013, "the slot was needed")
@@ -270,9 +278,6 @@ class SessionRunner:
 
     # --- driving the core ---------------------------------------------------------------------------
 
-    def now(self) -> float:
-        return self._clock.now()
-
     def step(self, step: Callable[P, list[Effect]], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call a method of the core and carry out its effects, behind those that are being carried out."""
         try:
@@ -286,6 +291,28 @@ class SessionRunner:
         for effect in effects:
             self._effects.append((effect, tied_to))
         self._perform()
+
+    def deliver(self, epoch: int, delta: Delivery) -> None:
+        """`step` for what a response yields. A frame of audio goes straight to the queue: it is the one effect
+        of its step, and needs no place behind others unless there are some."""
+        connection = self.connection
+        if self._performing or self._effects or connection is None:
+            self.step(self.session.deliver, epoch, delta, self.now())
+            return
+        self._performing = True
+        try:
+            for effect in self.session.deliver(epoch, delta, self.now()):
+                if type(effect) is Send and type(effect.event) is ResponseAudio:
+                    connection.queue.put(effect.event)
+                else:
+                    self._carry_out(effect, None)
+        except Exception:
+            log.exception("cannot deliver a delta")
+            self._effects.extend((effect, None) for effect in self._collapse())
+        finally:
+            self._performing = False
+        if self._effects:
+            self._perform()
 
     def _perform(self) -> None:
         if self._performing:
@@ -384,11 +411,9 @@ class SessionRunner:
 
     # --- for the outbound queue ---------------------------------------------------------------------
 
-    def run_ahead_ms(self) -> float:
-        return self.session.run_ahead_ms(self.now())
-
-    def max_run_ahead_ms(self) -> float:
-        return self.session.settings.max_run_ahead_ms
+    def run_ahead_ms(self) -> tuple[float, float]:
+        session = self.session
+        return session.run_ahead_ms(self.now()), session.settings.max_run_ahead_ms
 
     def audio_written(self, event: ResponseAudio) -> None:
         now = self.now()

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, WebSocketRoute
 
 from duplex.adapters.base import Adapter
@@ -15,6 +16,7 @@ from duplex.config import ServerConfig
 from duplex.dialects.native import NativeDialect
 from duplex.runtime.gateway import Gateway
 from duplex.server.endpoint import SessionEndpoint
+from duplex.server.faults import not_found, on_http_exception
 from duplex.server.http import routes
 from duplex.server.realtime import realtime_routes
 from duplex.speech.endpoint import speech_routes
@@ -73,7 +75,9 @@ def create_app(
             *extra_routes,
         ],
         lifespan=lifespan,
+        exception_handlers={HTTPException: on_http_exception},
     )
+    app.router.default = not_found
     app.state.gateway = served
     return app
 

@@ -26,7 +26,12 @@ EARLY_MESSAGES = 64
 
 class SessionEndpoint:
     """An ASGI app for one path. `dialect` makes the translator of each connection; `default_model` says which
-    model serves a client that names none."""
+    model serves a client that names none.
+
+    A client that gets no session is accepted, told why by an `error` of its dialect, and closed with the
+    fault's code: 4401 for a wrong token, 4429 for a full server. A handshake that is refused before it is
+    accepted ends as HTTP 403 whatever the code was, and a browser then sees neither code nor reason.
+    """
 
     def __init__(
         self,
@@ -79,6 +84,8 @@ class SessionEndpoint:
             waiting = iter(early)
             while (message := next(waiting, None) or await receive())["type"] != "websocket.disconnect":
                 _hand_over(message, runner, connection)
+            if socket.left:
+                runner.leave(connection)
         finally:
             runner.detach(connection)
 

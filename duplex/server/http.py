@@ -12,6 +12,7 @@ from starlette.routing import Route
 from duplex.core.errors import DuplexError
 from duplex.runtime.gateway import Gateway, Status
 from duplex.server.auth import check_token
+from duplex.server.faults import error_response
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -62,27 +63,9 @@ def routes(gateway: Gateway) -> list[Route]:
     ]
 
 
-def error_response(error: DuplexError) -> JSONResponse:
-    """A named fault as OpenAI's clients read it."""
-    kind = "server_error" if error.code.traits.http_status >= 500 else "invalid_request_error"
-    return JSONResponse(
-        {
-            "error": {
-                "message": error.message,
-                "type": kind,
-                "param": error.param,
-                "code": error.code.value,
-            }
-        },
-        status_code=error.code.traits.http_status,
-    )
-
-
 def _refusal(gateway: Gateway, request: Request) -> Response | None:
     try:
         check_token(gateway.config.auth_token, request.headers, request.query_params)
     except DuplexError as error:
-        response = error_response(error)
-        response.headers["WWW-Authenticate"] = "Bearer"
-        return response
+        return error_response(error)
     return None

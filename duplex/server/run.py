@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -98,6 +99,7 @@ class Server(uvicorn.Server):
             for task in late:
                 task.cancel()
         await self._unless_hurried(self.lifespan.shutdown())
+        log.info("stopped")
 
     async def _unless_hurried(self, work: object) -> None:
         working = asyncio.ensure_future(work)  # type: ignore[call-overload]
@@ -125,6 +127,9 @@ def serve(
 
     async def main() -> None:
         async with _serving(app, config, settings, take_signals=True) as (_, serving, address):
+            # what is loaded stays: the collector need not look through it while sessions run
+            gc.collect()
+            gc.freeze()
             if not serving.done():
                 log.info("serving %s on http://%s:%d", ", ".join(app.state.gateway.adapters), *address)
             await serving

@@ -11,6 +11,8 @@ What is added:
   recall when a response is cancelled and a slow reader is seen early;
 * a peer that neither reads nor closes is cut off: a transport with bytes left to write never closes by
   itself, and would keep its socket and its session for as long as the peer likes;
+* a loop that was held up does not take its own deafness for the silence of its peers;
+* a handshake that cannot be read is answered, where uvicorn lets it wait;
 * a message that is too large to be taken in is refused by the application, in its own words, instead of with
   a bare 1009.
 """
@@ -18,6 +20,7 @@ What is added:
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket as sockets
 import struct
 from asyncio import BaseTransport, TimerHandle
@@ -30,6 +33,8 @@ from websockets.protocol import OPEN
 
 from duplex.dialects.base import Frame
 
+log = logging.getLogger("duplex.server")
+
 EXTENSION = "duplex.socket"
 """Key of the protocol object in the ASGI scope's extensions."""
 HIGH_WATER = 16 * 1024
@@ -38,8 +43,12 @@ UNSENT_LOW_WATER = 16 * 1024
 """Bytes that the kernel takes ahead of what it has sent (Linux, TCP_NOTSENT_LOWAT)."""
 LINGER_S = 2.0
 """Seconds that a peer has to answer a close frame."""
+MAX_LATE_S = 0.25
+"""A loop that is this late for a ping's time-out has not heard its peers (seconds)."""
 TOO_LARGE = "duplex.too_large"
 """Type of the ASGI message that says that a message over `ws_max_size` has begun to come."""
+
+BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 _TEXT = 0x81
 _BINARY = 0x82
@@ -59,12 +68,20 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
     _cut_off: TimerHandle | None = None
     _flowing = True
     _refused = False
+    _second_chance = False
 
     # --- the runtime's side -------------------------------------------------------------------------
 
     @property
     def can_write(self) -> bool:
         return self._flowing and not self.close_sent
+
+    @property
+    def left(self) -> bool:
+        """The client closed its socket, with 1000 or without a code: it is done. 1001 is a page that is
+        loaded anew or a program that ends, and may come back; without a close frame the connection broke."""
+        frame = self.conn.close_rcvd
+        return frame is not None and frame.code in (CloseCode.NORMAL_CLOSURE, CloseCode.NO_STATUS_RCVD)
 
     def watch(self, on_blocked: Callable[[], None], on_writable: Callable[[], None]) -> None:
         self._on_blocked = on_blocked
@@ -137,13 +154,43 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
         if not self.handshake_complete:  # else it has been refused: there is no scope
             cast(dict[str, Any], self.scope["extensions"])[EXTENSION] = self
 
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self._refuse_handshake(self.conn.handshake_exc)
+
+    def _refuse_handshake(self, fault: Exception) -> None:
+        """The request is none, or has a line over the parser's bound: 8 KiB, or what the environment's
+        `WEBSOCKETS_MAX_LINE_LENGTH` says. The parser has an answer for most, which is to be sent."""
+        self.handshake_initiated = self.handshake_complete = self.close_sent = True
+        log.info("a WebSocket handshake is refused: %s", fault)
+        self.transport.write(b"".join(self.conn.data_to_send()) or BAD_REQUEST)
+        self.transport.close()
+        self._abort_soon()
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # answered over HTTP, which is an end as good as another
+
     def handle_close(self, event: Any) -> None:
         super().handle_close(event)
         self._abort_soon()
 
     def keepalive_timeout(self) -> None:
+        timeout_s = self.ping_timeout or 0.0
+        late_s = self.loop.time() - self.ping_sent_at - timeout_s
+        if late_s > MAX_LATE_S and not self._second_chance:
+            # it was we who did not look: the answer may lie in the kernel, and timers come before sockets
+            self._second_chance = True
+            self.pong_timer = self.loop.call_later(timeout_s, self.keepalive_timeout)
+            return
         super().keepalive_timeout()
         self._abort_soon()
+
+    def send_keepalive_ping(self) -> None:
+        self._second_chance = False
+        super().send_keepalive_ping()
 
     def handle_parser_exception(self) -> None:
         """What came is no WebSocket message, or one that is too large."""

@@ -16,8 +16,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from duplex.core.errors import DuplexError, ErrorCode
+from duplex.server.faults import error_body
 from duplex.speech.fields import MEDIA_TYPES, SpeechBody, over, parse
-from duplex.speech.http_common import Count, Guard, Stream, error_body, guarded, json_body, unless_gone
+from duplex.speech.http_common import Count, Guard, Stream, guarded, json_body, unless_gone
 from duplex.speech.places import Place
 from duplex.speech.synthesis import Encoded, Job, Synthesis, check_whole, once, usage, whole
 

@@ -1,5 +1,4 @@
-"""What the HTTP speech endpoints share: faults in OpenAI's shape, bounded bodies, clients that hang up, and
-responses that stream."""
+"""What the HTTP speech endpoints share: bounded bodies, clients that hang up, and responses that stream."""
 
 from __future__ import annotations
 
@@ -8,27 +7,18 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from duplex.core.errors import DuplexError, ErrorCode
+from duplex.dialects.strict_json import parse_object
+from duplex.server.faults import error_response
 from duplex.server.http_protocol import ABORT
 from duplex.speech.places import Place
 
 log = logging.getLogger("duplex.speech")
 
-RETRY_AFTER_S: Final = 1
-_TYPES: Final = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    404: "NotFoundError",
-    409: "ConflictError",
-    413: "RequestTooLargeError",
-    429: "RateLimitError",
-    503: "ServiceUnavailableError",
-}
 _HUNG_UP: Final = 499
 
 T = TypeVar("T")
@@ -57,33 +47,11 @@ def guarded(handler: Handler, guard: Guard, count: Count) -> Handler:
     return handle
 
 
-def error_body(error: DuplexError) -> dict[str, Any]:
-    """OpenAI's error object; `code` is the HTTP status, `error_code` ours."""
-    status = error.code.traits.http_status
-    kind = _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
-    return {
-        "error": {
-            "message": error.message,
-            "type": kind,
-            "param": error.param,
-            "code": status,
-            "error_code": error.code.value,
-        }
-    }
-
-
-def error_response(error: DuplexError) -> Response:
-    """A named fault as an HTTP answer."""
-    status = error.code.traits.http_status
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else None
-    return JSONResponse(error_body(error), status_code=status, headers=headers)
-
-
 async def json_body(request: Request, most: int) -> dict[str, Any]:
     """The JSON object of at most `most` bytes that the request carries.
 
     Raises:
-        DuplexError: `MEDIA_TOO_LARGE`, `INVALID_JSON`, `NOT_AN_OBJECT`.
+        DuplexError: `MESSAGE_TOO_LARGE`, `INVALID_JSON`, `NOT_AN_OBJECT`.
     """
     check_length(request, most)
     data = bytearray()
@@ -91,13 +59,7 @@ async def json_body(request: Request, most: int) -> dict[str, Any]:
         data += chunk
         if len(data) > most:
             raise too_large(most)
-    try:
-        raw = msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise DuplexError(ErrorCode.INVALID_JSON, f"the body is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise DuplexError(ErrorCode.NOT_AN_OBJECT, "the body must be a JSON object")
-    return raw
+    return parse_object(bytes(data))
 
 
 def check_length(request: Request, most: int) -> None:
@@ -108,7 +70,7 @@ def check_length(request: Request, most: int) -> None:
 
 
 def too_large(most: int) -> DuplexError:
-    return DuplexError(ErrorCode.MEDIA_TOO_LARGE, f"the body has over {most} bytes")
+    return DuplexError(ErrorCode.MESSAGE_TOO_LARGE, f"the body has over {most} bytes")
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:

@@ -102,7 +102,7 @@ async def _form(request: Request) -> FormData:
     """The multipart form, read no further than an upload may be long.
 
     Raises:
-        DuplexError: `INVALID_VALUE`, `MEDIA_TOO_LARGE`.
+        DuplexError: `INVALID_VALUE`, `MESSAGE_TOO_LARGE`.
     """
     check_length(request, _MAX_UPLOAD_BYTES)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

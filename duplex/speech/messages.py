@@ -6,13 +6,14 @@ import json
 import re
 from typing import Any, Final
 
-import msgspec
-
 from duplex.core.errors import DuplexError, ErrorCode
+from duplex.dialects.strict_json import parse_object
 
 MAX_CONTEXT_ID: Final = 128
 MAX_CONFIG_BYTES: Final = 4 * 1024 * 1024
 
+_MAX_HALVES: Final = 1024 * 1024
+"""Characters of a message that a slower reader may look at: 128 KiB of text in escapes, and some."""
 _SURROGATE_ESCAPE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -27,13 +28,12 @@ def decode(frame: str | bytes) -> dict[str, Any]:
     if len(frame) > MAX_CONFIG_BYTES or (not frame.isascii() and len(frame.encode()) > MAX_CONFIG_BYTES):
         raise DuplexError(ErrorCode.MESSAGE_TOO_LARGE, f"message over {MAX_CONFIG_BYTES} bytes")
     try:
-        message = msgspec.json.decode(frame)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
-        message = _with_halves(frame)
-        if message is None:
-            raise DuplexError(ErrorCode.INVALID_JSON, f"message is not JSON: {error}") from None
-    if not isinstance(message, dict):
-        raise DuplexError(ErrorCode.NOT_AN_OBJECT, "message must be a JSON object")
+        message = parse_object(frame)
+    except DuplexError:
+        halves = _with_halves(frame)
+        if halves is None:
+            raise
+        message = halves
     if not isinstance(message.get("type"), str):
         raise DuplexError(ErrorCode.MISSING_TYPE, "message needs a string `type`", param="type")
     return message
@@ -42,7 +42,7 @@ def decode(frame: str | bytes) -> dict[str, Any]:
 def _with_halves(frame: str) -> dict[str, Any] | None:
     """An `input.text` that was cut between the two UTF-16 halves of a character, as JavaScript's `slice`
     does; None for anything else that is no JSON."""
-    if not _SURROGATE_ESCAPE.search(frame):
+    if len(frame) > _MAX_HALVES or not _SURROGATE_ESCAPE.search(frame):
         return None
     try:
         message = json.loads(frame)

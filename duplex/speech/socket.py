@@ -251,8 +251,8 @@ class SpeechSocket:
             tag = {} if name is None else {"context_id": name}
             return [Tell(message={"type": "audio.cancelled", "utterance_index": None, **tag})]
         effects: list[Effect] = []
-        for utterance in list(context.utterances):
-            effects += self._drop(context, utterance)
+        while context.utterances:
+            effects += self._drop(context, context.utterances[0])
         return effects + self._end_if_over()
 
     def _close(self) -> list[Effect]:
@@ -266,15 +266,18 @@ class SpeechSocket:
         return effects + self._end_if_over()
 
     def _drop(self, context: Context, utterance: Utterance) -> list[Effect]:
-        """Speak nothing more of it, and say so."""
+        """Speak nothing more of it, and say so. `more`: of the same cancel, another utterance is told of."""
         effects: list[Effect] = []
-        told = {"type": "audio.cancelled", "utterance_index": utterance.index, **context.tag}
+        last = context.utterances[-1]
+        told: dict[str, Any] = {"type": "audio.cancelled", "utterance_index": utterance.index, **context.tag}
         if context.running is not None and context.utterances[0] is utterance:
             effects.append(AbortUnit(unit=context.running))
             told["sentence_index"] = context.sentence
             del self._units[context.running]
             context.running = None
         context.utterances.remove(utterance)
+        if utterance is not last:
+            told["more"] = True
         return [*effects, Tell(message=told)]
 
     # --- units --------------------------------------------------------------------------------------
@@ -334,21 +337,22 @@ class SpeechSocket:
     def audio(
         self, unit: int, payload: bytes, words: tuple[WordTime, ...] | None, *, aligned: bool
     ) -> list[Effect]:
-        """Encoded audio of a unit. `aligned`: word times were asked for, so it goes in JSON."""
+        """Encoded audio of a unit. `aligned`: word times were asked for. They go in JSON, and so does audio
+        of a context that has a name: several speak at a time, and a binary frame does not say whose it is."""
         context = self._units.get(unit)
         if context is None or not (payload or (aligned and words)):
             return []
-        if not aligned:
+        if not aligned and context.id is None:
             return [Audio(unit=unit, payload=payload)]
-        timestamps = None if words is None else [msgspec.to_builtins(word) for word in words]
-        head = {
+        head: dict[str, Any] = {
             "type": "audio.chunk",
             "utterance_index": context.utterances[0].index,
             "sentence_index": context.sentence,
             "chunk_id": context.chunk,
-            "timestamps": timestamps,
             **context.tag,
         }
+        if aligned:
+            head["timestamps"] = None if words is None else [msgspec.to_builtins(word) for word in words]
         context.chunk += 1
         return [Audio(unit=unit, payload=payload, json=head)]
 

@@ -75,7 +75,7 @@ def listener(texts: Sequence[str], *, answer_ms: int = 1500) -> ScriptedAdapter:
     return ScriptedAdapter(ScriptedOptions(id="listener"), respond=answer, on_append=hear)
 
 
-def watcher(*, each: int = 2, tells: bool = True) -> ScriptedAdapter:
+def watcher(*, each: int = 2, tells: bool = True, says: str | None = None) -> ScriptedAdapter:
     """Has something to say of every `each`-th window, and answers questions by the number of windows."""
 
     async def look(session: ScriptedSession, window: Window) -> None:
@@ -90,7 +90,8 @@ def watcher(*, each: int = 2, tells: bool = True) -> ScriptedAdapter:
     async def comment(session: ScriptedSession, turn: Turn) -> AsyncIterator[Delta]:
         await asyncio.sleep(0)
         if turn.trigger is Trigger.PROACTIVE:
-            yield TextDelta(text=f"At {float(turn.event_id or 0) / 1000:g} seconds a window came.")
+            named = f"At {float(turn.event_id or 0) / 1000:g} seconds a window came."
+            yield TextDelta(text=says or named)
         else:
             count = sum(isinstance(w, VideoWindow) for w in turn.windows)
             yield TextDelta(text=f"{turn.question} I have seen {count} windows.")

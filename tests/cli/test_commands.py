@@ -105,9 +105,9 @@ async def test_watch_prints_comments_with_their_time(
         "0:00.4  At 0.4 seconds a window came.",
         "0:01.2  At 1.2 seconds a window came.",
         "0:02.0  At 2 seconds a window came.",
-        "0:02.4  How many? I have seen 6 windows.",
+        "0:02.4  answer: How many? I have seen 6 windows.",
     ]
-    assert err[-1].startswith("0:02.4 watched; 4 comments")
+    assert err[-1].startswith("0:02.4 watched; 3 comments; 1 answer")
     assert ("lag" in err[-1]) is (speed == "realtime")
     rows = [json.loads(line) for line in timeline.read_text("utf-8").splitlines()]
     sent = [row for row in rows if row["kind"] == "video.sent"]
@@ -122,7 +122,19 @@ async def test_a_question_is_asked_when_the_clip_is_there(
     words = ["watch", str(clip), "--speed", "max", "--window-ms", "400", "--url", gateway.ws_url]
     assert await run(*words, "--ask", "Now?", "--ask-at", "0.9", "--ask", "And now?") == 0
     out, _ = lines_of(capsys)
-    assert out == ["0:01.2  Now? I have seen 3 windows.", "0:02.4  And now? I have seen 6 windows."]
+    assert out == [
+        "0:01.2  answer: Now? I have seen 3 windows.",
+        "0:02.4  answer: And now? I have seen 6 windows.",
+    ]
+
+
+async def test_a_comment_without_a_moment_claims_none_at_full_speed(
+    start_gateway: StartGateway, clip: Path, capsys: Capture
+) -> None:
+    gateway = await start_gateway(watcher(each=1, says="A window came."))
+    words = ["watch", str(clip), "--speed", "max", "--window-ms", "100000", "--url", gateway.ws_url]
+    assert await run(*words) == 0
+    assert lines_of(capsys)[0] == ["     –  A window came."]
 
 
 async def test_a_model_that_does_not_tell_its_pace_gets_everything(
@@ -185,7 +197,9 @@ async def test_talk_prints_both_sides_and_writes_what_was_heard(
         "you:    and now",
         "agent:  You said: and now",
     ]
-    assert [line.endswith("question.wav: 0.3 s") for line in err] == [True, True]
+    assert [line.endswith("question.wav: 0.3 s") for line in err] == [True, True, False]
+    assert err[-1].startswith(f"{out_file}: ")
+    assert err[-1].endswith(" s of what was heard")
     heard, rate = soundfile.read(out_file)
     assert (np.abs(heard) > 0.05).sum() / rate > 0.6
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text("utf-8").splitlines()]

@@ -58,6 +58,20 @@ async def test_the_handshake_carries_everything():
         assert client.connected
 
 
+async def test_long_instructions_are_sent_by_an_update():
+    long = "Be brief. " * 1000
+    async with (
+        fake_gateway() as gateway,
+        session(gateway, options={"voice": "anna", "instructions": long}) as (client, connection),
+    ):
+        assert connection.query["voice"] == "anna"
+        assert "instructions" not in connection.query
+        await client.append_text("hi")
+        update = await connection.receive()
+        assert (update["type"], update["session"]) == ("session.update", {"instructions": long})
+        assert (await connection.receive())["data"] == "hi"
+
+
 async def test_a_url_may_have_a_query():
     async with fake_gateway() as gateway:
         gateway.url += "?instructions=a%20b"

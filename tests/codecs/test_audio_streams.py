@@ -239,7 +239,18 @@ def test_chunks_leave_as_they_are_made(form):
     first = next(index for index, size in enumerate(sent) if size)
     assert first <= 9  # 200 ms: MP3's and AAC's frames and look-ahead are the longest
     longest = max(len(gap) for gap in "".join("1" if size else "0" for size in sent[first:]).split("1"))
-    assert longest <= 2
+    assert longest <= (3 if form.codec == "flac" else 2)  # three FLAC blocks of 24 ms go together
+
+
+def test_flac_waits_for_no_second_block_at_first_nor_when_there_is_enough():
+    encoder = open_encoder("flac", input_rate=24000)
+    block = 576
+    assert encoder.feed(np.zeros(block - 1, np.int16)) == b""
+    assert encoder.feed(np.zeros(1, np.int16)) != b""
+    assert encoder.feed(np.zeros(3 * block - 1, np.int16)) == b""
+    assert encoder.feed(np.zeros(1, np.int16)) != b""
+    for _ in range(20):  # 80 ms at a time
+        assert encoder.feed(np.zeros(1920, np.int16)) != b""
 
 
 @pytest.mark.parametrize("container", ["ogg", "webm", "raw"])

@@ -74,6 +74,30 @@ def test_clearing_leaves_only_what_was_already_in_the_air() -> None:
     assert clock.level_dbfs(0.5 + ECHO_TAIL_S + 0.01) is None
 
 
+def test_acknowledgements_move_the_levels_with_the_sound() -> None:
+    clock = PlayoutClock()
+    clock.written(1000, -20, 0.0)
+    clock.written(1000, -10, 0.0)
+    clock.acknowledged(1500, 1.0)  # the client began half a second late
+    assert clock.level_dbfs(1.4) == -20
+    assert clock.level_dbfs(1.5) == -10
+    clock.written(1000, -5, 1.6)
+    assert clock.level_dbfs(2.4) == -10
+    assert clock.level_dbfs(2.5) == -5
+    clock.removed(100, 800, 2.6)
+    assert clock.unplayed_ms(2.6) == pytest.approx(100)
+    assert clock.level_dbfs(2.7 + ECHO_TAIL_S - 0.01) == -5
+    assert clock.level_dbfs(2.7 + ECHO_TAIL_S + 0.01) is None
+
+
+def test_a_client_that_goes_on_saying_it_is_done_makes_no_echo() -> None:
+    clock = PlayoutClock()
+    clock.written(1000, -20, 0.0)
+    for now in range(1, 10):
+        clock.acknowledged(0, float(now))
+    assert clock.level_dbfs(9.0) is None
+
+
 steps = st.lists(
     st.tuples(
         st.sampled_from(["write", "wait", "ack", "cut", "clear"]),

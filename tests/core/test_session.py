@@ -43,6 +43,19 @@ def test_a_text_turn_from_question_to_done() -> None:
     assert driver.told == ["Hi there."]
 
 
+def test_blank_text_is_nothing_to_respond_to() -> None:
+    driver = Driver()
+    driver.say("  \n")
+    driver.commit("c1")
+    driver.committed(False, event_id="c1")
+    assert driver.codes == [ErrorCode.COMMIT_EMPTY]
+    driver.say(" ")
+    driver.say("So?")
+    driver.commit("c2")
+    driver.committed(True, event_id="c2")
+    assert driver.turn.question == " \nSo?"
+
+
 def test_audio_has_one_sample_clock_and_counts_as_sent_when_it_is_written() -> None:
     driver = Driver()
     driver.create()
@@ -436,6 +449,18 @@ def test_a_later_interruption_does_not_shorten_what_had_been_played() -> None:
     assert driver.told == ["one two"]
 
 
+def test_a_last_acknowledgement_of_long_ago_is_not_all_that_was_heard() -> None:
+    driver = Driver()
+    driver.create()
+    driver.sound(1000, "one two")
+    driver.ack(300)
+    driver.finish()
+    driver.wait(5)
+    driver.cancel(1)
+    assert driver.one(ev.ResponseCancelled).heard_ms == 1000
+    assert driver.one(ev.ResponseCancelled).heard_text == "one two"
+
+
 def test_speech_does_not_interrupt_where_the_settings_say_so() -> None:
     driver = Driver(settings={"turn_detection": t.TurnDetection(interrupt_response=False)})
     driver.create()
@@ -776,6 +801,15 @@ def test_a_wish_waits_for_a_commit_under_way_and_for_settings() -> None:
     assert len(driver.turns) == 1
     driver.do(driver.session.settings_applied(proposal.settings, driver.now))
     assert driver.turn.event_id == "b"
+
+
+def test_a_user_who_left_in_mid_speech_does_not_keep_the_floor() -> None:
+    driver = Driver()
+    driver.speak()
+    driver.wish("goal")
+    driver.detach()
+    driver.attach()
+    assert driver.turn.trigger is t.Trigger.PROACTIVE
 
 
 def test_a_wish_while_the_client_is_away_waits_for_it() -> None:

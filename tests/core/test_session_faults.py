@@ -77,6 +77,7 @@ def test_fault_03_audio_of_an_answer_cut_before_playback_does_not_reach_the_next
     first = driver.turn
     driver.sound(100, write=False)
     driver.cancel()
+    assert driver.session.epoch > first.epoch
     driver.create()
     assert driver.sound(100, turn=first) == []
     assert driver.text("late", turn=first) == []

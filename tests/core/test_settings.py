@@ -70,6 +70,7 @@ def test_nothing_changes_nothing() -> None:
         ({"voice": "x" * (MAX_VOICE + 1)}, ErrorCode.INVALID_VALUE, "voice"),
         ({"output_modalities": []}, ErrorCode.INVALID_VALUE, "output_modalities"),
         ({"output_modalities": {"audio": True}}, ErrorCode.INVALID_VALUE, "output_modalities"),
+        ({"output_modalities": ["text", "text"]}, ErrorCode.INVALID_VALUE, "output_modalities"),
         ({"output_modalities": ["smell"]}, ErrorCode.INVALID_VALUE, "output_modalities[0]"),
         ({"gate_threshold": 1.5}, ErrorCode.INVALID_VALUE, "gate_threshold"),
         ({"gate_threshold": float("nan")}, ErrorCode.INVALID_VALUE, "gate_threshold"),
@@ -96,6 +97,29 @@ def test_what_is_wrong_is_refused_by_name(changes: dict[str, Any], code: ErrorCo
     error = caught.value
     assert (error.code, error.param, error.event_id) == (code, param, "e1")
     error.message.encode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"output_format": {"sample_rate": 1}},
+            "output_format.sample_rate must be one of 8000, 16000, 22050, 24000, 44100, 48000",
+        ),
+        ({"output_modalities": ["smell"]}, "output_modalities[0] must be one of text, audio"),
+        ({"max_run_ahead_ms": 0.5}, "max_run_ahead_ms must be a whole number, not a fraction"),
+        ({"voice": []}, "voice must be a string or null, not an array"),
+    ],
+)
+def test_a_refusal_says_what_is_allowed(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(DuplexError) as caught:
+        apply_changes(BASE, changes)
+    assert caught.value.message == words
+
+
+def test_a_codec_that_is_refused_is_told_the_others() -> None:
+    with pytest.raises(DuplexError, match=r"must be one of pcm_s16le, .*g711_alaw"):
+        apply_changes(BASE, {"output_format": {"codec": "zip"}})
 
 
 def test_options_do_not_grow_without_bound() -> None:

@@ -150,6 +150,9 @@ def test_codec_window():
         ("video", {"data": {"video_base64": "AA"}}, ErrorCode.INVALID_BASE64, "data.data.video_base64"),
         ("video", {"data": {"video_base64": "AAAA"}}, ErrorCode.INVALID_MEDIA, None),
         ("video", {"kind": [], "data": {"video_base64": "AAAA"}}, ErrorCode.INVALID_VALUE, "data.kind"),
+        ("video", {"kind": 3, "frames": [b64(JPEG)]}, ErrorCode.INVALID_VALUE, "data.kind"),
+        ("video", {"kind": "k" * 513, "frames": [b64(JPEG)]}, ErrorCode.INVALID_VALUE, "data.kind"),
+        ("video", {"pts_ms": -1e9, "frames": [b64(JPEG)]}, ErrorCode.INVALID_VALUE, "data.pts_ms"),
         ("video", {"pts_ms": "1", "frames": [b64(JPEG)]}, ErrorCode.INVALID_VALUE, "data.pts_ms"),
         ("video", {"duration_ms": -1, "frames": [b64(JPEG)]}, ErrorCode.INVALID_VALUE, "data.duration_ms"),
         ("video", {"metadata": [], "frames": [b64(JPEG)]}, ErrorCode.INVALID_VALUE, "data.metadata"),
@@ -165,6 +168,8 @@ def test_codec_window():
         ("codec_window", {"kind": "", "codec": {"a": 1}}, ErrorCode.INVALID_VALUE, "data.kind"),
         ("codec_window", {"kind": "h264", "codec": {}}, ErrorCode.EMPTY_INPUT, "data.codec"),
         ("codec_window", {"kind": "h264", "codec": [1]}, ErrorCode.INVALID_VALUE, "data.codec"),
+        ("codec_window", CODEC | {"kind": 3}, ErrorCode.INVALID_VALUE, "data.kind"),
+        ("codec_window", CODEC | {"pts_ms": -1}, ErrorCode.INVALID_VALUE, "data.pts_ms"),
         ("codec_window", CODEC | {"pts_ms": 10**310}, ErrorCode.INVALID_VALUE, "data.pts_ms"),
     ],
 )  # fmt: skip
@@ -483,6 +488,7 @@ def test_open_without_a_query():
         ("max_run_ahead_ms", "-1"),
         ("output_modalities", ""),
         ("output_modalities", "smell"),
+        ("output_modalities", "text,text"),
         ("turn_detection", "semantic"),
     ],
 )
@@ -491,3 +497,8 @@ def test_a_bad_option_is_a_bad_config(name, value):
         NativeDialect().open({name: value}, {})
     assert caught.value.code is ErrorCode.BAD_CONFIG
     assert name in f"{caught.value.param} {caught.value.message}"
+
+
+def test_a_whole_number_is_asked_for_by_its_name():
+    with pytest.raises(DuplexError, match="max_run_ahead_ms must be a whole number in digits"):
+        NativeDialect().open({"max_run_ahead_ms": "1e99"}, {})

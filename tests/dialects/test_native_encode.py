@@ -105,6 +105,20 @@ def test_a_client_that_asks_for_nothing_gets_the_public_messages_key_by_key():
     ]
 
 
+def test_times_of_a_playback_are_sent_to_a_tenth_of_a_millisecond():
+    dialect = opened(ext="playback")
+    cut = e.ResponseCancelled(
+        response_id="r", index=1, reason=e.CancelReason.CLIENT, heard_ms=260.04166666666669, heard_text=""
+    )
+    cleared = e.PlaybackCleared(response_id="r", index=1, heard_ms=1 / 3, heard_text="")
+    done = e.ResponseDone(response_id="r", index=1, text="", audio_ms=19.999999)
+    cut_sent, cleared_sent, done_sent = (
+        json.loads(dialect.encode(event)[0]) for event in (cut, cleared, done)
+    )
+    assert (cut_sent["heard_ms"], cleared_sent["heard_ms"]) == (260.0, 0.3)
+    assert done_sent["audio_ms"] == 20.0
+
+
 PRIVATE = {
     "signals": [
         {"type": "input.speech_started", "at_ms": 1.0},

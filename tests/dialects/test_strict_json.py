@@ -98,7 +98,14 @@ def test_nesting_is_bounded():
 @pytest.mark.parametrize(("item", "marks"), [("0", 1), ('""', 1), ("[]", 2), ("{}", 2), ('{"a":0}', 3)])
 def test_a_message_of_many_small_values_is_refused_before_it_is_built(item, marks):
     count = MAX_MARKS // marks
-    assert "commas, colons and brackets" in refused("[" + (item + ",") * count + "0]")
+    with pytest.raises(DuplexError, match="more than 150000 commas, colons and opening brackets") as caught:
+        parse("[" + (item + ",") * count + "0]")
+    assert caught.value.code is ErrorCode.INPUT_OVERFLOW
+
+
+def test_half_a_surrogate_pair_is_not_called_truncation():
+    assert "half of a surrogate pair" in refused('{"a": "\\ud800"}')
+    assert refused('{"a": "x').endswith("it ends too early")
 
 
 @pytest.mark.parametrize("mark", [",", ":", "[", "{"])

@@ -81,6 +81,11 @@ async def test_signal_lets_the_running_response_finish(number: int) -> None:
         assert await speaking.until_closed() == (1012, "server draining")
         assert speaking.audio_ms(1) == 400
         assert await server.exit_code() == 0
+        # the log said that the drain had begun, and never that it was over
+        assert server.process.stderr is not None
+        last = [line.strip() for line in (await server.process.stderr.read()).decode().splitlines()]
+        assert "draining 3 sessions" in "\n".join(last)
+        assert last[-1].endswith("duplex.server:stopped")
 
 
 async def test_drain_is_bounded_and_a_second_signal_cuts_it_short() -> None:

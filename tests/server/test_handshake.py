@@ -11,6 +11,7 @@ from gateway_peer import Peer, until
 
 from duplex.adapters.base import AdapterInfo
 from duplex.adapters.scripted import ScriptedAdapter, ScriptedOptions
+from duplex.clients import AsyncDuplexClient, BadConfig
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import Modality, OpenSession
 
@@ -157,6 +158,33 @@ async def test_all_options_can_be_in_the_query(start_gateway: Any) -> None:
     assert session.settings.instructions == "be brief"
     assert session.settings.output_format.codec == "opus"
     assert session.settings.max_run_ahead_ms == 500
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"voice": "zz"}, "voice"),
+        ({"output_modalities": "video"}, "output_modalities"),
+        ({"gate_threshold": "2"}, "gate_threshold"),
+    ],
+)
+async def test_a_setting_that_the_model_cannot_use_is_a_bad_config(
+    start_gateway: Any, query: dict[str, str], param: str
+) -> None:
+    """The code was that of a refused `session.update`, and closed with 1008."""
+
+    async def on_open(request: OpenSession) -> None:
+        if request.settings.voice is not None:
+            raise DuplexError(ErrorCode.INVALID_VALUE, "no such voice", param="voice")
+
+    gateway = await start_gateway(ScriptedAdapter(on_open=on_open))
+    peer = await Peer.connect(gateway, opened=False, **query)
+    error = await peer.next()
+    assert (error["code"], error["param"], error["fatal"]) == ("bad_config", param, True)
+    assert await peer.until_closed() == (4400, "bad_config")
+    assert len(gateway.runtime.leases) == 0
+    with pytest.raises(BadConfig):
+        await AsyncDuplexClient.connect(f"{gateway.ws_url}/v1/duplex", options=query)
 
 
 async def test_adapter_refuses_by_name(start_gateway: Any) -> None:

@@ -97,9 +97,32 @@ async def test_token_guards_models_and_metrics(start_gateway: Any, path: str) ->
     gateway = await start_gateway(auth_token="secret")
     refused = await get(gateway, path)
     assert refused.status_code == 401
-    assert refused.json()["error"]["code"] == "unauthorized"
+    error = refused.json()["error"]
+    assert (error["type"], error["code"], error["error_code"]) == ("AuthenticationError", 401, "unauthorized")
+    assert refused.headers["www-authenticate"] == "Bearer"
     assert (await get(gateway, path, headers={"Authorization": "Bearer secret"})).status_code == 200
     assert (await get(gateway, path, params={"token": "secret"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/v1/duplex", 404),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/audio/speech", 405),
+    ],
+)
+async def test_path_and_method_that_do_not_exist_were_told_in_plain_text(
+    start_gateway: Any, method: str, path: str, status: int
+) -> None:
+    gateway = await start_gateway()
+    async with httpx.AsyncClient() as client:
+        refused = await client.request(method, gateway.url + path)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["error_code"]) == (status, status, None)
+    assert path in error["message"]
+    assert ("allow" in refused.headers) == (status == 405)
 
 
 def number(text: str, name: str) -> float:
@@ -154,7 +177,7 @@ async def test_underruns_and_stale_deltas_are_counted(start_gateway: Any) -> Non
     (runner,) = gateway.runtime.runners
     await peer.send("response.create")
     await peer.expect("response.delta", modality="audio")
-    await until(lambda: runner.run_ahead_ms() == 0)
+    await until(lambda: runner.run_ahead_ms()[0] == 0)
     late.set()
     await peer.expect("response.delta", modality="audio")
     await peer.send("response.cancel")

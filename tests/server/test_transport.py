@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from gateway_peer import Peer, forever, tone, until
+from gateway_peer import PATIENCE_S, Peer, forever, tone, until
 
 from duplex.adapters.scripted import ScriptedAdapter, ScriptedSession
 from duplex.core.types import Delta, TextDelta, Turn
@@ -103,6 +106,173 @@ async def test_client_that_vanishes_without_a_close_frees_its_slot(
     await until(lambda: len(gateway.runtime.leases) == 0)
     await until(lambda: socket.disconnected)
     assert not adapter.open_sessions
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /v1/duplex HTTP/1.1\r\nHost: x\r\n"])
+async def test_connection_without_a_request_is_dropped(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """A client that connected and vanished before its handshake held its socket for ever."""
+    monkeypatch.setattr("duplex.server.http_protocol.HEADERS_S", 0.05)
+    gateway = await start_gateway()
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sent)
+    with contextlib.suppress(ConnectionError):  # a FIN says it as well as a reset
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+    writer.close()
+    # one that has said what it wants keeps its socket
+    peer = await Peer.connect(gateway)
+    await asyncio.sleep(0.1)
+    assert (await peer.close())[0] == 1000
+
+
+HEAD = b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\n"
+
+
+async def request(gateway: Any, *parts: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    return reader, writer
+
+
+@pytest.mark.parametrize(
+    ("head", "pending"),
+    [
+        (HEAD + b"content-length: 1000\r\n\r\n", b"{"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1\r\n{"),
+    ],
+)
+@pytest.mark.parametrize("bound", ["BODY_SILENCE_S", "BODY_S"])
+async def test_half_a_body_held_its_connection_for_ever(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch, head: bytes, pending: bytes, bound: str
+) -> None:
+    monkeypatch.setattr(f"duplex.server.http_protocol.{bound}", 0.05)
+    if bound == "BODY_S":
+        monkeypatch.setattr("duplex.server.http_protocol.BODY_SILENCE_S", 0.1)
+    gateway = await start_gateway()
+    reader, writer = await request(gateway, head, pending)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)  # to the end of the connection
+    told, _, body = answer.partition(b"\r\n\r\n")
+    assert told.startswith(b"HTTP/1.1 408 ")
+    error = json.loads(body)["error"]
+    assert (error["code"], error["error_code"]) == (408, "idle_timeout")
+    writer.close()
+
+
+async def test_half_a_body_after_its_refusal_held_its_connection_for_ever(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer was there, and each further byte took uvicorn's keep-alive time-out away."""
+    monkeypatch.setattr("duplex.server.http_protocol.BODY_SILENCE_S", 0.05)
+    gateway = await start_gateway(auth_token="secret")
+    reader, writer = await request(gateway, HEAD + b"content-length: 1000\r\n\r\n{")
+    assert b" 401 " in await asyncio.wait_for(reader.readline(), PATIENCE_S)
+    writer.write(b"}")
+    assert b"408" not in await asyncio.wait_for(reader.read(), PATIENCE_S)
+    writer.close()
+
+
+@pytest.mark.parametrize("rest", [b"GET /hea", b"\r\n"])
+async def test_half_a_second_request_held_its_connection_for_ever(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch, rest: bytes
+) -> None:
+    gateway = await start_gateway()
+    reader, writer = await request(gateway, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert b" 200 " in await asyncio.wait_for(reader.readline(), PATIENCE_S)
+    await asyncio.wait_for(reader.readuntil(b'"ok"}'), PATIENCE_S)
+    monkeypatch.setattr("duplex.server.http_protocol.HEADERS_S", 0.05)
+    writer.write(rest)
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+    writer.close()
+
+
+async def test_a_body_that_comes_in_pieces_is_waited_for(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duplex.server.http_protocol.BODY_SILENCE_S", 0.5)
+    gateway = await start_gateway()
+    reader, writer = await request(gateway, HEAD + b"content-length: 12\r\n\r\n")
+    for _ in range(12):
+        await asyncio.sleep(0.06)
+        writer.write(b" ")
+    assert b" 400 " in await asyncio.wait_for(reader.readline(), PATIENCE_S)
+    # and the connection goes on
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert b'{"status":"ok"}' in await asyncio.wait_for(reader.read(), PATIENCE_S)
+    writer.close()
+
+
+async def test_headers_without_an_end_were_kept_whole(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    reader, writer = await request(gateway, b"GET /health HTTP/1.1\r\n")
+    line = b"x: " + b"y" * 8000 + b"\r\n"
+    for _ in range(17):  # over 128 KiB
+        writer.write(line)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    writer.close()
+
+
+UPGRADE = (
+    b" HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("handshake", "status"),
+    [
+        (b"GET /v1/duplex?token=" + b"x" * 9000 + UPGRADE + b"\r\n", 414),
+        (b"GET /v1/duplex" + UPGRADE + b"x: " + b"y" * 9000 + b"\r\n\r\n", 431),
+        (b"GET /v1/duplex" + UPGRADE + b"x: y\r\n" * 200 + b"\r\n", 431),
+    ],
+)
+async def test_a_handshake_with_a_long_line_was_never_answered(
+    start_gateway: Any, caplog: pytest.LogCaptureFixture, handshake: bytes, status: int
+) -> None:
+    caplog.set_level(logging.INFO, logger="duplex.server")
+    gateway = await start_gateway()
+    reader, writer = await request(gateway, handshake)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert "handshake is refused" in caplog.text
+    assert "xxx" not in caplog.text  # a token is never in the log
+    writer.close()
+
+
+async def test_a_handshake_to_an_unknown_path_was_403(
+    start_gateway: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = await start_gateway()
+    for path in (b"GET /v1/duplexx", b"GET /v1/models"):
+        reader, writer = await request(gateway, path + UPGRADE + b"\r\n")
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        assert answer.startswith(b"HTTP/1.1 404 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == 404
+        writer.close()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_healthy_client_survives_a_loop_that_was_held_up(start_gateway: Any) -> None:
+    """28: the loop was blocked for longer than the ping time-out, and healthy sockets were killed (1011)."""
+    gateway = await start_gateway(ping_interval_s=0.05, ping_timeout_s=5.0)
+    peer = await Peer.connect(gateway)
+    (runner,) = gateway.runtime.runners
+    socket = runner.connection.socket
+    peer.vanish()  # the answer stays where the loop has not looked yet
+    await until(lambda: socket.pong_timer is not None)
+    socket.pong_timer.cancel()
+    socket.ping_sent_at -= 60
+    socket.keepalive_timeout()  # as the loop calls it when it runs again, timers first
+    peer.ws.transport.resume_reading()
+    await until(lambda: socket.last_ping_rtt > 0)
+    await peer.send("response.cancel")
+    await peer.expect("response.cancelled")
 
 
 async def test_client_that_says_goodbye_and_keeps_its_socket_is_cut_off(

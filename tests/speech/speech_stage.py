@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from typing import Any
 from urllib.parse import urlencode
@@ -56,7 +57,12 @@ class Voice:
 
     @property
     def audio(self) -> bytes:
-        return b"".join(message["data"] for message in self.log if message["type"] == "audio")
+        """All of it, of every context."""
+        return b"".join(
+            message["data"] if message["type"] == "audio" else base64.b64decode(message["audio_b64"])
+            for message in self.log
+            if message["type"] in ("audio", "audio.chunk")
+        )
 
     def told(self, type: str) -> list[dict[str, Any]]:
         return [message for message in self.log if message["type"] == type]

@@ -181,7 +181,9 @@ async def test_a_body_over_the_limit_is_413(app: App) -> None:
 async def test_a_wrong_token_is_401(app: App) -> None:
     headers = {"authorization": "Bearer wrong"}
     response = await app.client.post("/v1/audio/speech", json={"input": TEXT}, headers=headers)
-    assert response.status_code == 401
+    assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+    error = error_of(response)
+    assert (error["type"], error["code"], error["error_code"]) == ("AuthenticationError", 401, "unauthorized")
 
 
 async def test_a_full_server_says_when_to_come_back(tmp_path: Path) -> None:

@@ -428,8 +428,23 @@ async def test_an_upload_of_unknown_length_filled_the_disk(
     async with staged(FakeFace(), speaker_samples_dir=str(tmp_path)) as stage, stage.http() as http:
         headers = {"content-type": "multipart/form-data; boundary=x"}
         response = await http.post("/v1/audio/voices", content=long(), headers=headers)
-        assert (response.status_code, error_of(response)["error_code"]) == (413, "media_too_large")
+        assert (response.status_code, error_of(response)["error_code"]) == (413, "message_too_large")
         assert written < 11 << 20
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/batch"])
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_body_over_its_bound_had_the_code_of_decoded_media(path: str, declared: bool) -> None:
+    async def long() -> AsyncIterator[bytes]:
+        for _ in range(33):
+            yield bytes(1 << 20)
+
+    async with staged(FakeFace()) as stage, stage.http() as http:
+        content = bytes((32 << 20) + 1) if declared else long()
+        response = await http.post(path, content=content)
+        error = error_of(response)
+        assert (response.status_code, error["code"]) == (413, 413)
+        assert (error["type"], error["error_code"]) == ("RequestTooLargeError", "message_too_large")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,16 @@ async def test_the_blocking_client(gateway: Gateway, ear: Ear) -> None:
             return response.content
 
     assert word_error_rate(ear.file(await asyncio.to_thread(ask))) <= MAX_WER
+
+
+async def test_the_pages_example_runs(gateway: Gateway, ear: Ear, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "speech.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, "speech.md", "exec"), names)
+    path = tmp_path / "speech.ogg"
+    await asyncio.to_thread(names["read_aloud"], gateway.url, TEXT, str(path))
+    assert word_error_rate(ear.file(path.read_bytes())) <= MAX_WER
 
 
 # --- faults -------------------------------------------------------------------------------------------

@@ -272,6 +272,20 @@ def test_a_context_id_of_the_wrong_kind_is_refused_for_every_message() -> None:
         assert "context_id" not in refused[0]
 
 
+def test_every_utterance_that_a_cancel_ends_is_told_and_the_last_one_is_known() -> None:
+    peer = Peer()
+    for text in ("One fish.", "Two fish.", "Red "):
+        peer.send("input.text", text=text)
+        if text != "Red ":
+            peer.send("input.done")
+    cancelled = told(peer.send("input.cancel"))
+    assert [(m["utterance_index"], m.get("more", False)) for m in cancelled] == [
+        (0, True),
+        (1, True),
+        (2, False),
+    ]
+
+
 # --- time -----------------------------------------------------------------------------------------------
 
 

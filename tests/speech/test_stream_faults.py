@@ -290,7 +290,7 @@ async def test_a_cancel_while_the_client_does_not_read_purges_what_waits() -> No
 
 async def test_thirty_two_contexts_speak_at_once_and_none_hears_another() -> None:
     async with staged(FakeFace()) as stage:
-        voice = await stage.voice(**PCM, word_timestamps="true")
+        voice = await stage.voice(**PCM)
         names = [f"context {n}" for n in range(32)]
         for name in names:
             await voice.send("input.text", text=f"I am {name}. I speak ", context_id=name)

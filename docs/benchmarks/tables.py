@@ -1,0 +1,160 @@
+"""Write the tables of `docs/benchmarks.md` from the results beside this file.
+
+    python docs/benchmarks/tables.py [--check]
+
+`--check` writes nothing and ends with 1 when the page does not show the results.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "benchmarks.md"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def gateway(report: dict[str, Any]) -> str:
+    rows = []
+    for entry in report["results"]:
+        for role in ("gateway", "floor"):
+            seen = entry[role]
+            rows.append(
+                [
+                    str(entry["sessions"]) if role == "gateway" else "",
+                    role,
+                    f"{seen['latency_p50_ms']:.2f} / {seen['latency_p99_ms']:.2f} ms",
+                    f"{seen['stale_p50_ms']:.2f} / {seen['stale_p99_ms']:.2f} ms",
+                    f"{seen['answer_p50_ms']:.2f} / {seen['answer_p99_ms']:.2f} ms",
+                    f"{seen['stale_bytes']:.0f}",
+                    f"{seen['lag_p99_ms']:.2f} ms",
+                    f"{seen['cpu_us_per_frame']:.1f} µs",
+                    f"{seen['cpu_percent_per_session']:.2f} %",
+                ]
+            )
+        rows.append(["", "ratio", "", "", "", "", "", f"{entry['cpu_ratio']:.2f}", ""])
+        burst = entry["burst"]
+        cancels = [
+            f"{burst[f'{key}_p50_ms']:.2f} / {burst[f'{key}_p99_ms']:.2f} ms" for key in ("stale", "answer")
+        ]
+        stale, lag = f"{burst['stale_bytes']:.0f}", f"{burst['lag_p99_ms']:.2f} ms"
+        rows.append(["", "burst", "", *cancels, stale, lag, "", ""])
+    head = [
+        "sessions",
+        "",
+        "latency p50 / p99",
+        "cancel to last byte p50 / p99",
+        "cancel to answer p50 / p99",
+        "stale bytes",
+        "loop lag p99",
+        "CPU a frame",
+        "CPU a session",
+    ]
+    idle, at = report["idle_kb"], report["machine"]
+    words = (
+        f"An idle session costs {idle['gateway']:.0f} kB of memory, the floor's {idle['floor']:.0f} kB.",
+        f"Python {at['python']}, {at['cores']} cores, load {at['load'][0]:.1f} at the end of the run;",
+        "medians of the rounds.",
+    )
+    return f"{table(head, rows)}\n\n{' '.join(words)}"
+
+
+def codecs(report: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["name"],
+            row["chunk"],
+            f"{row['us_per_feed']:.1f} µs",
+            f"{row['rtf_stream']:.5f}",
+            f"{row['ratio']:.2f}",
+        ]
+        for row in (*report["encoders"], *report["decoders"])
+        if row["chunk"] != "80 ms"
+    ]
+    head = ["codec", "chunk", "CPU a chunk", "real-time factor", "against the library on the whole"]
+    return table(head, rows)
+
+
+def lag(report: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["where"],
+            str(row["sessions"]),
+            f"{row['chunk_ms']} ms",
+            f"{row['lag_p50_ms']:.2f} / {row['lag_p99_ms']:.2f} ms",
+            f"{row['cpu_cores']:.2f}",
+        ]
+        for row in report["lag"]
+        if row["pace"] == 1
+    ]
+    return table(["encoding on", "sessions", "chunks of", "loop lag p50 / p99", "cores used"], rows)
+
+
+def first_audio(report: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["path"],
+            f"{row['own_p50_ms']:.1f} ms",
+            f"{row['served_p50_ms']:.1f} ms",
+            f"{row['added_p50_ms']:.1f} ms",
+        ]
+        for row in report["first_audio"]
+    ]
+    return table(["path", "the voice alone, p50", "served, p50", "added, median of the differences"], rows)
+
+
+def hour(report: dict[str, Any]) -> str:
+    rows = [
+        [
+            f"{row['format']}, {row['sample_rate']} Hz",
+            str(row["samples_off"]),
+            f"{row['growth_mb']:.1f} MB",
+            f"{row['times_real_time']}×",
+        ]
+        for row in report["hour"]
+    ]
+    return table(["an hour of", "samples off", "memory growth", "faster than real time"], rows)
+
+
+PARTS = {
+    "gateway": ("gateway.json", gateway),
+    "codecs": ("codecs.json", codecs),
+    "lag": ("codecs.json", lag),
+    "first audio": ("speech.json", first_audio),
+    "hour": ("speech.json", hour),
+}
+
+
+def filled(page: str) -> str:
+    """The page with each part between its marks made anew from its file."""
+    for name, (file, render) in PARTS.items():
+        text = render(json.loads((HERE / file).read_text()))
+        page, count = re.subn(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)",
+            lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}",
+            page,
+            flags=re.DOTALL,
+        )
+        if count != 1:
+            raise SystemExit(f"{PAGE.name} has no place for {name}")
+    return page
+
+
+def main() -> int:
+    before = PAGE.read_text()
+    after = filled(before)
+    if "--check" in sys.argv[1:]:
+        return int(before != after)
+    PAGE.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
