@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import pybase64
@@ -17,6 +17,11 @@ MAX_ITEMS: Final = 512
 ROOT: Final = "root"
 """As `previous_item_id`: in front of all."""
 _TEXTS: Final = {"input_text": "text", "output_text": "text", "text": "text"}
+_ROLES: Final[dict[str, Literal["user", "assistant", "system"]]] = {
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+}
 _SPOKEN: Final = frozenset(["input_audio", "output_audio", "audio"])
 
 
@@ -106,8 +111,8 @@ def read_item(fields: Fields, item_id: str) -> NewItem:
 
 
 def _message(fields: Fields, wire: dict[str, Any]) -> NewItem:
-    role = fields.string("role")
-    if role != "user" and role != "assistant" and role != "system":
+    role = _ROLES.get(fields.string("role"))
+    if role is None:
         raise fields.refuse("role", "user, assistant or system")
     parts = fields.values.get("content")
     if not isinstance(parts, list) or not parts:

@@ -24,7 +24,7 @@ from duplex.dialects.strict_json import parse_object
 from duplex.runtime.gateway import Gateway
 from duplex.server.auth import check_token
 from duplex.server.endpoint import SessionEndpoint
-from duplex.server.http import error_response
+from duplex.server.faults import error_response
 
 PATH: Final = "/v1/realtime"
 SUBPROTOCOL: Final = "realtime"
