@@ -249,7 +249,8 @@ class RealtimeDialect:
         about = state.take(event.event_id) or {}
         state.begin(event.response_id, event.index)
         session = state.session
-        output = {**session["audio"]["output"], **(about.get("audio") or {})}
+        asked = {key: value for key, value in (about.get("audio") or {}).items() if value is not None}
+        output = {**session["audio"]["output"], **asked}
         recorded = about.get("record", True)
         shown = {
             "conversation_id": f"conv_{session['id']}" if recorded else None,
@@ -375,7 +376,9 @@ class RealtimeDialect:
 
     def _item_added(self, about: Message, history_id: str) -> list[Message]:
         wire = about["item"]
-        previous = self._state.items.add(Item(wire=wire, history_id=history_id), about["after"])
+        previous = self._state.items.add(
+            Item(wire=wire, history_id=history_id, size=256 + len(_encoder.encode(wire))), about["after"]
+        )
         told = {"previous_item_id": previous, "item": wire}
         return [{"type": f"conversation.item.{what}", **told} for what in ("added", "done")]
 

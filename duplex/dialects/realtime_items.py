@@ -13,7 +13,8 @@ from duplex.dialects.fields import Fields
 from duplex.dialects.windows import still
 
 MAX_ITEMS: Final = 512
-"""Items that can be retrieved, truncated and deleted; the oldest go first."""
+MAX_ITEM_BYTES: Final = 4 * 1024 * 1024
+"""Items that can be retrieved, truncated and deleted, and what they may hold; the oldest go first."""
 ROOT: Final = "root"
 """As `previous_item_id`: in front of all."""
 _TEXTS: Final = {"input_text": "text", "output_text": "text", "text": "text"}
@@ -33,6 +34,8 @@ class Item(msgspec.Struct, kw_only=True):
     response_index: int | None = None
     audio_ms: float = 0.0
     """Audio of it that was sent."""
+    size: int = 256
+    """Bytes, about."""
 
 
 class Items:
@@ -40,6 +43,7 @@ class Items:
 
     def __init__(self) -> None:
         self._items: dict[str, Item] = {}
+        self._bytes = 0
 
     def __contains__(self, item_id: str) -> bool:
         return item_id in self._items
@@ -64,12 +68,15 @@ class Items:
             behind = {key: self._items.pop(key) for key in ids[place:]}
             self._items[item_id] = item
             self._items.update(behind)
-        while len(self._items) > MAX_ITEMS:
-            del self._items[next(iter(self._items))]
+        self._bytes += item.size
+        while len(self._items) > 1 and (len(self._items) > MAX_ITEMS or self._bytes > MAX_ITEM_BYTES):
+            self.remove(next(iter(self._items)))
         return previous
 
     def remove(self, item_id: str) -> None:
-        self._items.pop(item_id, None)
+        item = self._items.pop(item_id, None)
+        if item is not None:
+            self._bytes -= item.size
 
     def of_response(self, index: int) -> Item | None:
         """The spoken or written answer of a response."""

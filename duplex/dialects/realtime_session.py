@@ -28,6 +28,8 @@ EAGERNESS_MS: Final = {"low": 1500, "medium": 700, "auto": 700, "high": 350}
 """Silence (ms) that ends a turn of `semantic_vad`."""
 OUTPUT_RATES: Final = (8000, 16000, 22050, 24000, 44100, 48000)
 MAX_TOOLS: Final = 128
+MAX_PATCH: Final = 256 * 1024
+"""Bytes of a session as JSON: it is kept and sent back."""
 
 _SHOWN: Final = frozenset(
     (
@@ -91,15 +93,21 @@ def new_session(
 
 def merged(session: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     """The session after a patch that `changes_of` has let pass."""
-    after = {**session, **{key: value for key, value in patch.items() if key not in _FIXED}}
+    meant = {
+        key: value
+        for key, value in patch.items()
+        if key not in _FIXED and (value is not None or key in _NULLABLE)
+    }
+    after = {**session, **meant}
     audio = patch.get("audio") or {}
     before = session["audio"]
-    given = {**(audio.get("input") or {})}
+    source, sink = audio.get("input") or {}, audio.get("output") or {}
+    given = {key: value for key, value in source.items() if value is not None or key != "format"}
     if isinstance(turns := given.get("turn_detection"), dict):
         given["turn_detection"] = _shown_turns(turns)
     after["audio"] = {
         "input": {**before["input"], **given},
-        "output": {**before["output"], **(audio.get("output") or {})},
+        "output": {**before["output"], **{k: value for k, value in sink.items() if value is not None}},
     }
     for side in after["audio"].values():
         side["format"] = long_format(side["format"])
@@ -112,6 +120,7 @@ def long_format(format: Any) -> Any:
 
 
 _FIXED: Final = frozenset(["type", "id", "object", "model", "expires_at", "client_secret", "audio"])
+_NULLABLE: Final = frozenset(["tracing", "prompt", "include", "reasoning"])
 _LONG_FORMATS: Final[dict[str, dict[str, Any]]] = {
     "pcm16": {"type": "audio/pcm", "rate": 24000},
     "g711_ulaw": {"type": "audio/pcmu"},
@@ -153,6 +162,10 @@ def changes_of(patch: dict[str, Any], voices: Voices, *, speed: float = 1.0) -> 
     """
     fields = Fields(patch, "session")
     fields.only(*_SHOWN, *_MEANT)
+    if len(msgspec.json.encode(patch)) > MAX_PATCH:
+        raise DuplexError(
+            ErrorCode.INVALID_VALUE, f"session may have at most {MAX_PATCH} bytes", param="session"
+        )
     if patch.get("type", "realtime") != "realtime":
         raise fields.refuse("type", '"realtime"')
     audio = fields.fields("audio") if "audio" in fields else Fields({}, "session.audio")
