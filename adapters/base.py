@@ -17,12 +17,14 @@ from duplex.core.types import Delta, Modality, OpenSession, SessionSettings, Sig
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a model is. Rates in Hz; `input_sample_rate` is what it hears best, any rate is accepted.
 
-    `voices` are names for `SessionSettings.voice`. `max_sessions` None: no limit of its own.
+    `default_output_modalities`: what a client gets that names none, None for all. `voices` are names for
+    `SessionSettings.voice`. `max_sessions` None: no limit of its own.
     """
 
     id: str
     input_modalities: tuple[Modality, ...]
     output_modalities: tuple[Modality, ...]
+    default_output_modalities: tuple[Modality, ...] | None = None
     proactive: bool = False
     input_sample_rate: int = 16000
     output_sample_rate: int = 24000

@@ -86,6 +86,7 @@ class Commentary:
             id=ID,
             input_modalities=(Modality.TEXT, Modality.IMAGE, Modality.VIDEO, Modality.CODEC_WINDOW),
             output_modalities=(Modality.TEXT, Modality.AUDIO) if speaks else (Modality.TEXT,),
+            default_output_modalities=(Modality.TEXT,),
             proactive=True,
             voices=_voices() if speaks else (),
             description="Comments on video as it happens: cuts, motion, objects, tags, words on the screen.",

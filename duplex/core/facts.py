@@ -42,8 +42,14 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     input_modalities: tuple[Modality, ...]
     output_modalities: tuple[Modality, ...]
+    default_output_modalities: tuple[Modality, ...] | None = None
+    """Of a client that names none; None for all."""
     proactive: bool = False
     voices: tuple[str, ...] = ()
+
+    def default_output(self, *, speak: bool) -> tuple[Modality, ...]:
+        """What a response gives when nobody named modalities; with `speak`, a text is to be spoken."""
+        return (None if speak else self.default_output_modalities) or self.output_modalities
 
     def check_input(self, modality: Modality) -> None:
         """Raises `DuplexError(UNSUPPORTED_MODALITY)` for what the model does not take."""

@@ -314,7 +314,8 @@ class Floor:
             self._held = request
             return []
         settings = request.settings or self.updates.settings
-        wanted = request.modalities or settings.output_modalities or self._model.output_modalities
+        default = self._model.default_output(speak=request.speak_text is not None)
+        wanted = request.modalities or settings.output_modalities or default
         begun = self.responses.begin(request, settings, wanted, self.input.windows.items, now)
         self.progress_at = now
         watchdog = SetTimer(name=TimerName.RESPONSE_WATCHDOG, at=now + self._limits.response_stall_s)

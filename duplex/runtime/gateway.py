@@ -168,6 +168,7 @@ class Gateway:
             id=info.id,
             input_modalities=info.input_modalities,
             output_modalities=info.output_modalities,
+            default_output_modalities=info.default_output_modalities,
             proactive=info.proactive,
             voices=info.voices,
         )
@@ -326,8 +327,8 @@ class Gateway:
 
 @contextmanager
 def _as_bad_config() -> Iterator[None]:
-    """A setting of the handshake that cannot be used refuses the session; one that runs would refuse the setting
-    alone."""
+    """A setting of the handshake that cannot be used refuses the session: there is none that could go on with
+    its settings as they were."""
     try:
         yield
     except DuplexError as error:

@@ -116,6 +116,10 @@ async def opened(
         await adapter.stop()
 
 
+def test_it_writes_unless_it_is_asked_to_speak():
+    assert create({}).info.default_output_modalities == (Modality.TEXT,)
+
+
 async def test_each_event_is_said_once(windows):
     async with opened(detector=ScriptedDetector((0, [PERSON]))) as (session, heard):
         for window in windows:

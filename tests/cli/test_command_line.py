@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -54,6 +57,20 @@ def test_every_setting_of_the_server_has_a_flag_with_words() -> None:
             continue
         assert flags[name].option_strings[0] == "--" + name.replace("_", "-")
         assert flags[name].help, f"duplex serve --help says nothing about {name}"
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", "say", "watch", "talk"])
+def test_the_page_of_the_command_line_has_the_flags_that_there_are(command: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
+    common, *sections = re.split(r"^## ", page, flags=re.MULTILINE)
+    flag = re.compile(r"(?<=`)--[a-z-]+")
+    named = {part.split("\n", 1)[0]: set(flag.findall(part)) for part in sections}[command]
+    (commands,) = (a for a in build_parser([command])._actions if isinstance(a, argparse._SubParsersAction))
+    flags = {f for f in commands.choices[command]._option_string_actions if f.startswith("--")} - {"--help"}
+    assert named <= flags
+    if command == "serve":  # the page of the configuration has the others
+        flags -= {"--" + name.replace("_", "-") for name in ServerConfig.__struct_fields__} - named
+    assert flags <= named | set(flag.findall(common))
 
 
 def test_flags_become_settings_of_their_own_types() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from session_driver import MODEL, VIDEO, Driver
 
@@ -41,6 +42,18 @@ def test_a_text_turn_from_question_to_done() -> None:
     assert driver.finish() == [ev.ResponseDone(response_id="resp_s_1", index=1, text="Hi there.")]
     assert driver.session.state is State.IDLE
     assert driver.told == ["Hi there."]
+
+
+def test_a_model_may_speak_only_when_it_is_asked_to() -> None:
+    model = msgspec.structs.replace(MODEL, default_output_modalities=(TEXT,))
+    driver = Driver(model=model)
+    driver.create()
+    driver.create(speak_text="Hello.")
+    driver.create(modalities=(AUDIO,))
+    assert [turn.modalities for turn in driver.turns] == [(TEXT,), (TEXT, AUDIO), (AUDIO,)]
+    asked = Driver(model=model, settings={"output_modalities": (TEXT, AUDIO)})
+    asked.create()
+    assert asked.turn.modalities == (TEXT, AUDIO)
 
 
 def test_blank_text_is_nothing_to_respond_to() -> None:

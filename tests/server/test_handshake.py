@@ -148,6 +148,28 @@ async def test_video_path_serves_the_first_model_with_video(start_gateway: Any) 
     assert (await Peer.connect(gateway, "/v1/mage-vl/duplex")).created["model"] == "eyes"
 
 
+async def test_a_model_that_writes_by_default_speaks_for_whom_asks(start_gateway: Any) -> None:
+    """embedded-commentary: text, and speech if it is asked for."""
+    both = (Modality.TEXT, Modality.AUDIO)
+    info = AdapterInfo(
+        id="writer",
+        input_modalities=(Modality.TEXT,),
+        output_modalities=both,
+        default_output_modalities=(Modality.TEXT,),
+    )
+    adapter = ScriptedAdapter(info=info)
+    gateway = await start_gateway(adapter)
+    given = []
+    for query in ({}, {"output_modalities": "text,audio"}):
+        peer = await Peer.connect(gateway, session_id="s", **query)
+        assert peer.created["capabilities"]["output_modalities"] == ["text", "audio"]
+        await peer.send("response.create")
+        await peer.expect("response.created")
+        given.append(adapter.open_sessions["s"].turns[0].modalities)
+        await peer.close()
+    assert given == [(Modality.TEXT,), both]
+
+
 async def test_all_options_can_be_in_the_query(start_gateway: Any) -> None:
     """39: some clients cannot send a first config message."""
     adapter = ScriptedAdapter()
