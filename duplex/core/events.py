@@ -44,6 +44,8 @@ class SessionCreated(_Event, frozen=True, kw_only=True):
     limits: dict[str, float] = {}
     expires_at: float | None = None
     voices: tuple[str, ...] = ()
+    default_output: tuple[Modality, ...] = ()
+    """What a response gives when nobody names modalities."""
 
 
 class SessionUpdated(_Event, frozen=True, kw_only=True):

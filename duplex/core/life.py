@@ -270,6 +270,7 @@ class SessionLife:
             },
             expires_at=expires_at,
             voices=self.model.voices,
+            default_output=self.model.default_output(speak=False),
         )
 
     # --- timers -------------------------------------------------------------------------------------

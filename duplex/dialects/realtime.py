@@ -218,7 +218,7 @@ class RealtimeDialect:
         session = new_session(
             session_id=event.session_id,
             model=event.model,
-            outputs=event.output_modalities,
+            outputs=event.settings.output_modalities or event.default_output or event.output_modalities,
             expires_at=event.expires_at,
         )
         session["instructions"] = event.settings.instructions
@@ -284,12 +284,9 @@ class RealtimeDialect:
     def _response_ended(self, event: ResponseDone | ResponseCancelled | ResponseFailed) -> list[Message]:
         state = self._state
         if isinstance(event, ResponseCancelled) and not event.response_id:
-            state.take(event.event_id)
             words = "there is no active response to cancel"
-            idle = ErrorEvent(
-                code=ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE, message=words, event_id=event.event_id
-            )
-            return [self._error(idle)]
+            code = ErrorCode.RESPONSE_CANCEL_NOT_ACTIVE
+            return [self._error(ErrorEvent(code=code, message=words, event_id=event.event_id))]
         writer, self._writer = self._writer, None
         state.active = None
         if writer is None or writer.index != event.index:

@@ -148,7 +148,7 @@ def _session(gateway: Gateway, asked: dict[str, Any]) -> dict[str, Any]:
     if model not in gateway.adapters:
         model = gateway.default_model
     info = gateway.adapters[model].info if model is not None else None
-    outputs = info.output_modalities if info is not None else (Modality.AUDIO,)
+    outputs = (info.default_output_modalities or info.output_modalities) if info else (Modality.AUDIO,)
     session = new_session(session_id="", model=model or "", outputs=outputs, expires_at=None)
     session["audio"]["output"]["voice"] = next(iter(info.voices), "default") if info else "default"
     return merged(session, asked)

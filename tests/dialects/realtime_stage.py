@@ -55,6 +55,7 @@ class Stage:
         asked: Message | None = None,
         inputs: tuple[Modality, ...] = tuple(Modality),
         outputs: tuple[Modality, ...] = (Modality.TEXT, Modality.AUDIO),
+        default: tuple[Modality, ...] | None = None,
         voices: tuple[str, ...] = ("heart", "bella"),
         answers_updates: bool = True,
     ) -> None:
@@ -62,7 +63,13 @@ class Stage:
         self.request = self.dialect.open(query or {}, headers or {})
         self.session = Session(
             session_id="sess_1",
-            model=ModelFacts(id="model", input_modalities=inputs, output_modalities=outputs, voices=voices),
+            model=ModelFacts(
+                id="model",
+                input_modalities=inputs,
+                output_modalities=outputs,
+                default_output_modalities=default,
+                voices=voices,
+            ),
             settings=apply_changes(SessionSettings(), self.request.settings),
             while_active="refuse",
         )

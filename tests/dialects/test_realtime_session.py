@@ -39,6 +39,11 @@ def test_session_created_is_the_first_message_and_has_the_reference_s_shape() ->
 def test_a_model_without_a_voice_is_a_text_session() -> None:
     stage = Stage(outputs=(Modality.TEXT,), voices=())
     assert stage.log[0]["session"]["output_modalities"] == ["text"]
+    quiet = Stage(default=(Modality.TEXT,))
+    assert quiet.log[0]["session"]["output_modalities"] == ["text"]
+    quiet.say("What do you see?")
+    (created,) = quiet.send("response.create")
+    assert created["response"]["output_modalities"] == ["text"]
 
 
 @pytest.mark.parametrize(
