@@ -16,8 +16,8 @@ from duplex.runtime.faults import being_cancelled, named
 log = logging.getLogger("duplex.adapter")
 
 BREATH_S = 0.01
-"""Pieces that follow one another faster than this (seconds) give the loop a turn between them: an adapter that
-yields without ever waiting must not keep the others waiting, one that keeps time gives turns enough."""
+"""Pieces that follow one another faster than this (seconds) give the loop a turn between them: an adapter
+that yields without ever waiting must not keep the others waiting, one that keeps time gives turns enough."""
 
 
 class Listener(Protocol):

@@ -293,8 +293,8 @@ class SessionRunner:
         self._perform()
 
     def deliver(self, epoch: int, delta: Delivery) -> None:
-        """`step` for what a response yields. A frame of audio goes straight to the queue: it is the one effect
-        of its step, and needs no place behind others unless there are some."""
+        """`step` for what a response yields. A frame of audio goes straight to the queue: it is the one
+        effect of its step, and needs no place behind others unless there are some."""
         connection = self.connection
         if self._performing or self._effects or connection is None:
             self.step(self.session.deliver, epoch, delta, self.now())

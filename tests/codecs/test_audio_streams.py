@@ -59,7 +59,7 @@ def test_any_cut_gives_the_same_and_all_samples_come_back(form, rate, length, si
 @few
 @given(
     rates=st.tuples(st.sampled_from((16000, 22050, 24000)), st.sampled_from(SAMPLE_RATES)),
-    length=st.integers(1, 15_000),
+    length=st.integers(3, 15_000),  # fewer may be none at 8 kHz, and a stream of no frame is no audio
     sizes=pieces,
 )
 def test_any_cut_gives_the_same_when_the_encoder_resamples(form, rates, length, sizes):

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from fake_speech import MS_PER_CHARACTER, RATE, EndlessFace, FakeFace, FakeSpeechAdapter, WordyFace
 from speech_stage import PATIENCE_S, Stage, config
+from starlette.applications import Starlette
 from starlette.datastructures import UploadFile
 from test_http import recording
 
@@ -24,6 +25,7 @@ from duplex.adapters.speech import SpeechRequest
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.server.run import running_gateway
 from duplex.speech import synthesis
+from duplex.speech.http import SpeechRoutes
 from duplex.speech.reference import ReferencePolicy, load_reference
 from duplex.speech.voices import VoiceStore
 
@@ -156,14 +158,30 @@ async def test_fault_31_the_place_is_free_when_the_client_has_the_end(fields: di
                     pass
 
 
-async def test_fault_31_whoever_reads_the_last_event_may_come_back_at_once() -> None:
-    async with staged(FakeFace(), max_speech_requests=1) as stage, stage.http() as http:
-        body = {"input": TEXT, "stream_format": "sse"}
-        for _ in range(5):
-            client = await raw_request(stage, body)
-            await read_until(client, b"speech.audio.done")
-            assert (await http.post("/v1/audio/speech", json=body)).status_code == 200
-            client.close()
+@pytest.mark.parametrize(
+    ("fields", "last"), [({"stream_format": "sse"}, b"speech.audio.done"), ({"stream": True}, b"")]
+)
+async def test_fault_31_the_place_is_given_back_before_the_last_message(
+    fields: dict[str, Any], last: bytes
+) -> None:
+    async with staged(FakeFace()) as stage:
+        app = Starlette(routes=SpeechRoutes(stage.synthesis, lambda request: None, print).routes)
+        body = json.dumps({"input": TEXT, **fields}).encode()
+        asked = [{"type": "http.request", "body": body}]
+        held: dict[bytes, int] = {}
+
+        async def receive() -> dict[str, Any]:
+            if asked:
+                return asked.pop()
+            return await asyncio.get_running_loop().create_future()
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body" and last in message["body"][:40]:
+                held[message["body"]] = stage.synthesis.in_use
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/audio/speech", "headers": []}
+        await app(scope, receive, send)
+        assert list(held.values())[-1] == 0
 
 
 # --- models that misbehave --------------------------------------------------------------------------

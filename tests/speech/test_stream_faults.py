@@ -19,8 +19,10 @@ from websockets.exceptions import ConnectionClosed
 
 from duplex.codecs.decoders import decode_audio
 from duplex.core.errors import ErrorCode
+from duplex.runtime.clock import LoopClock
 from duplex.server.run import running_gateway
 from duplex.speech import synthesis
+from duplex.speech.connection import SpeechConnection
 
 PCM = {"response_format": "pcm", "stream_audio": "true"}
 
@@ -175,6 +177,51 @@ async def test_fault_31_the_place_is_free_when_the_client_is_told_of_the_end() -
                 for _ in range(16):
                     await voice.ws.send("no JSON")
                 assert (await voice.closed())[0] == 4400
+
+
+class BareSocket:
+    """Notes how many places are taken when it is told to close."""
+
+    can_write = True
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.held: int | None = None
+
+    def watch(self, on_blocked: object, on_writable: object) -> None: ...
+
+    def write(self, frame: object) -> None: ...
+
+    def close(self, code: int, reason: str) -> None:
+        self.held = self.stage.synthesis.in_use
+
+
+@pytest.mark.parametrize("how", ["client", "errors", "grace"])
+async def test_fault_31_the_place_is_given_back_before_the_close_frame(how: str) -> None:
+    async with staged(FakeFace(gate=asyncio.Semaphore(0))) as stage:
+        bare = BareSocket(stage)
+        connection = SpeechConnection(
+            bare,
+            stage.synthesis,
+            LoopClock(),
+            slow_reader_timeout_s=1.0,
+            config_timeout_s=1.0,
+            count=lambda code: None,
+        )
+        connection.open(None, stage.synthesis.places.take())
+        assert stage.synthesis.in_use == 1
+        if how == "client":
+            connection.receive('{"type":"session.close"}')
+        elif how == "errors":
+            for _ in range(16):
+                connection.receive("{")
+        else:
+            connection.receive('{"type":"session.config"}')
+            connection.receive('{"type":"input.text","text":"One fish. Two "}')
+            await stage.face.touched.wait()
+            await connection.drain(0.0)
+        assert bare.held == 0
+        await connection.close()
 
 
 async def test_fault_29_a_client_that_reads_nothing_loses_its_connection_by_name() -> None:
