@@ -40,6 +40,9 @@ class AdapterSession(Protocol):
     Calls come from one task at a time, except that `append`, `commit`, `update` and `signals` go on
     while `respond` runs. Any method may raise `DuplexError`: a named fault of that session alone. Any
     other exception is reported as `adapter_failed`.
+
+    A session that keeps audio of its own until a turn is over also has `async def clear_input(self) -> None`:
+    forget the audio that is in no turn yet.
     """
 
     async def append(self, window: Window) -> None:
@@ -112,6 +115,9 @@ class BaseSession:
         return True
 
     async def update(self, settings: SessionSettings) -> None:
+        return None
+
+    async def clear_input(self) -> None:
         return None
 
     async def finish(self) -> None:

@@ -23,6 +23,7 @@ from duplex.core.types import (
     SessionSettings,
     Signal,
     TextDelta,
+    ToolCallDelta,
     Turn,
     Window,
 )
@@ -33,7 +34,9 @@ STAMP_SAMPLES = 4
 
 class ScriptedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the built-in answer is: `text` first, then `audio_ms` of a tone in chunks of `chunk_ms`, each when
-    it is due (`paced`) or all at once. `stamped` chunks carry their time, see `STAMP_SAMPLES`."""
+    it is due (`paced`) or all at once. `stamped` chunks carry their time, see `STAMP_SAMPLES`. With
+    `call_tools`, a turn that has tools is answered by a call of the chosen one, else the first, with `text`
+    as its only argument; and what the call gave is what is said then."""
 
     id: str = "scripted"
     text: str = "one two three"
@@ -43,6 +46,7 @@ class ScriptedOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     paced: bool = True
     stamped: bool = False
     proactive: bool = False
+    call_tools: bool = False
     max_sessions: int | None = None
 
 
@@ -164,6 +168,19 @@ async def built_in_answer(session: ScriptedSession, turn: Turn) -> AsyncIterator
     """What `ScriptedOptions` describes."""
     options = session.adapter.options
     text = turn.speak_text if turn.speak_text is not None else options.text
+    result = turn.history[-1] if turn.history and turn.history[-1].role == "tool" else None
+    settings = turn.settings
+    if options.call_tools and result is not None:
+        text = result.text
+    elif options.call_tools and settings.tools and settings.tool_choice != "none":
+        names = [tool.name for tool in settings.tools]
+        name = settings.tool_choice if settings.tool_choice in names else names[0]
+        call_id = f"call_{turn.index}"
+        arguments = msgspec.json.encode({"text": text}).decode()
+        middle = len(arguments) // 2
+        for piece in (arguments[:middle], arguments[middle:]):
+            yield ToolCallDelta(call_id=call_id, name=name, arguments=piece)
+        return
     if text:
         yield TextDelta(text=text)
     chunk = session.adapter.chunk

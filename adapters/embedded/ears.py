@@ -53,6 +53,7 @@ class Ears:
         self._settling_now: list[asyncio.Future[None]] = []
         self._stall: asyncio.TimerHandle | None = None
         self._last_push = 0.0
+        self._forget = False
         self._closed = False
 
     def push(self, window: AudioWindow) -> None:
@@ -74,6 +75,13 @@ class Ears:
     def configure(self, settings: TurnDetection | None) -> None:
         """Change turn detection, for audio that is not heard yet."""
         self._configure.append(settings)
+        self._next()
+
+    def forget(self) -> None:
+        """Drop what waits to be heard, and the turn that is open."""
+        self._waiting.clear()
+        self._waiting_ms = 0.0
+        self._forget = True
         self._next()
 
     async def settle(self) -> None:
@@ -99,13 +107,16 @@ class Ears:
     def _next(self) -> None:
         if self._job is not None or self._closed:
             return
-        if self._configure or self._waiting_ms >= self._needed_ms or self._settling:
+        if self._forget or self._configure or self._waiting_ms >= self._needed_ms or self._settling:
             windows = self._take()
             settings, self._configure = self._configure, []
+            forget, self._forget = self._forget, False
             finish = bool(self._settling) and not self._waiting
             if finish:
                 self._settling_now, self._settling = self._settling, []
-            self._job = self._loop.run_in_executor(self._worker, self._work, settings, windows, finish)
+            self._job = self._loop.run_in_executor(
+                self._worker, self._work, settings, windows, finish, forget
+            )
             self._job.add_done_callback(self._heard)
 
     def _take(self) -> list[AudioWindow]:
@@ -125,13 +136,17 @@ class Ears:
         return taken
 
     def _work(
-        self, settings: list[TurnDetection | None], windows: list[AudioWindow], finish: bool
+        self,
+        settings: list[TurnDetection | None],
+        windows: list[AudioWindow],
+        finish: bool,
+        forget: bool,
     ) -> list[ListenEvent]:
         """On the worker."""
         listener = self._listener
         for turns in settings:
             listener.configure(turns)
-        events: list[ListenEvent] = []
+        events: list[ListenEvent] = listener.forget() if forget else []
         for window in windows:
             if self._closed:
                 break

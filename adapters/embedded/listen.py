@@ -30,12 +30,13 @@ MANUAL_TURN_MS: Final = 1_800_000.0
 
 class DraftKind(StrEnum):
     """What a stretch of audio is: the turn so far; the turn, if it ends at this pause; a part of it that is
-    cut off and done; the rest of it, now that it has ended."""
+    cut off and done; the rest of it, now that it has ended; nothing, since the turn is dropped."""
 
     PARTIAL = "partial"
     AHEAD = "ahead"
     SEGMENT = "segment"
     FINAL = "final"
+    DROPPED = "dropped"
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +114,19 @@ class Listener:
         events += self._tell(self._detector.finish(self._now_ms))
         self._activity.reset()
         return events
+
+    def forget(self) -> list[ListenEvent]:
+        """Forget what is in no turn yet. Speech that was under way ends, without a word."""
+        was_speaking = self._detector.speaking
+        self._detector.reset()
+        self._framer.flush()
+        self._activity.reset()
+        self._recent.clear()
+        self._turn = TurnAudio()
+        if not was_speaking:
+            return []
+        stopped: list[ListenEvent] = [] if self._manual else [SpeechStopped(at_ms=self._now_ms)]
+        return [*stopped, Draft(kind=DraftKind.DROPPED, samples=np.zeros(0, np.float32), end_ms=self._now_ms)]
 
     def close(self) -> None:
         """Give the activity model back."""

@@ -7,6 +7,7 @@ all are `ADAPTER_FAILED`, which ends the response and not the session.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final
@@ -18,6 +19,7 @@ import msgspec
 from duplex.adapters.embedded.replies import DEFAULT_INSTRUCTIONS, ReplyRequest
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.text import WholeCharacters
+from duplex.core.types import ToolCallDelta, ToolSpec
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 30.0
@@ -28,8 +30,20 @@ _MAX_LINE = 1024 * 1024
 _MAX_HISTORY = 40  # items
 
 
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    index: int = 0
+    id: str | None = None
+    function: _Function | None = None
+
+
 class _Content(msgspec.Struct):
     content: str | None = None
+    tool_calls: list[_Call] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -93,8 +107,8 @@ class ChatReplies:
             await self._client.aclose()
             self._client = None
 
-    async def reply(self, request: ReplyRequest) -> AsyncGenerator[str, None]:
-        """The answer in pieces of whole characters.
+    async def reply(self, request: ReplyRequest) -> AsyncGenerator[str | ToolCallDelta, None]:
+        """The answer in pieces of whole characters, and calls of the request's tools.
 
         Raises:
             DuplexError: `ADAPTER_FAILED` when the endpoint cannot be reached, refuses, stalls or sends
@@ -108,15 +122,21 @@ class ChatReplies:
             "stream": True,
             "max_tokens": self._max_tokens,
         }
+        if request.tools:
+            body["tools"] = [_function(tool) for tool in request.tools]
+            body["tool_choice"] = _choice(request.tool_choice)
         characters = WholeCharacters()
+        calls = ToolCalls()
         length = 0
         try:
             async with self._client.stream("POST", self._url, json=body) as response:
                 if response.status_code != 200:
                     raise await self._refusal(response)
                 async with aclosing(self._pieces(response)) as pieces:
-                    async for piece in pieces:
-                        piece = characters.push(piece)[: MAX_REPLY - length]
+                    async for part in pieces:
+                        for call in calls.read(part.tool_calls):
+                            yield call
+                        piece = characters.push(part.content or "")[: MAX_REPLY - length]
                         length += len(piece)
                         if piece:
                             yield piece
@@ -128,11 +148,11 @@ class ChatReplies:
             raise self._failed(f"cannot be reached: {type(error).__name__}") from error
         if rest := characters.end():
             yield rest
-        if not length:
+        if not length and not calls.made:
             raise self._failed("wrote an empty reply")
 
-    async def _pieces(self, response: httpx.Response) -> AsyncGenerator[str, None]:
-        """The `content` of each server-sent event, or of the one JSON body of a server that cannot stream."""
+    async def _pieces(self, response: httpx.Response) -> AsyncGenerator[_Content, None]:
+        """What is in each server-sent event, or in the one JSON body of a server that cannot stream."""
         if "text/event-stream" not in response.headers.get("content-type", "text/event-stream"):
             body = await response.aread()
             yield self._content(body.decode("utf-8", "replace"))
@@ -146,10 +166,9 @@ class ChatReplies:
                 data = line[5:].strip()
                 if data == "[DONE]":
                     return
-                if content := self._content(data):
-                    yield content
+                yield self._content(data)
 
-    def _content(self, data: str) -> str:
+    def _content(self, data: str) -> _Content:
         try:
             try:
                 chunk = _decode_chunk(data)
@@ -161,9 +180,8 @@ class ChatReplies:
         if chunk.error:
             raise self._failed(f"reported an error: {_words(chunk.error)}")
         if not chunk.choices:
-            return ""
-        part = chunk.choices[0].delta or chunk.choices[0].message
-        return (part.content or "") if part is not None else ""
+            return _Content()
+        return chunk.choices[0].delta or chunk.choices[0].message or _Content()
 
     async def _refusal(self, response: httpx.Response) -> DuplexError:
         status = response.status_code
@@ -188,15 +206,70 @@ class ChatReplies:
         return DuplexError(ErrorCode.ADAPTER_FAILED, f"the language model at {self._where} {what}")
 
 
-def messages(request: ReplyRequest) -> list[dict[str, str]]:
-    """The conversation as chat messages; of the assistant only what was heard."""
-    wanted = [{"role": "system", "content": request.instructions or DEFAULT_INSTRUCTIONS}]
-    for item in request.history[-_MAX_HISTORY:]:
-        if wanted[-1]["role"] == item.role:  # many chat templates want turns to alternate
-            wanted[-1]["content"] += f"\n{item.text}"
+class ToolCalls:
+    """Puts the calls of a chat stream together: their ids and names come once, their arguments in pieces."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def read(self, parts: list[_Call] | None) -> list[ToolCallDelta]:
+        deltas = []
+        for part in parts or ():
+            function = part.function or _Function()
+            if part.index not in self._known:
+                self.made += 1
+                call_id = part.id or f"call_{secrets.token_hex(8)}"
+                self._known[part.index] = call_id, function.name or ""
+            call_id, name = self._known[part.index]
+            deltas.append(ToolCallDelta(call_id=call_id, name=name, arguments=function.arguments or ""))
+        return deltas
+
+
+def _function(tool: ToolSpec) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters or {"type": "object", "properties": {}},
+        },
+    }
+
+
+def _choice(choice: str) -> Any:
+    if choice in ("auto", "none", "required"):
+        return choice
+    return {"type": "function", "function": {"name": choice}}
+
+
+def messages(request: ReplyRequest) -> list[dict[str, Any]]:
+    """The conversation as chat messages; of the assistant only what was heard. Calls without a result, and
+    results without a call, are left out: endpoints refuse them."""
+    wanted: list[dict[str, Any]] = [
+        {"role": "system", "content": request.instructions or DEFAULT_INSTRUCTIONS}
+    ]
+    history = request.history[-_MAX_HISTORY:]
+    results = {item.call_id for item in history if item.role == "tool"}
+    answered = {item.call_id for item in history if item.call_id in results and item.role == "assistant"}
+    for item in history:
+        last = wanted[-1]
+        if item.call_id and item.call_id not in answered:
+            continue
+        if item.role == "tool":
+            wanted.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
+        elif item.call_id:
+            function = {"name": item.name, "arguments": item.text}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            if "tool_calls" in last:
+                last["tool_calls"].append(call)
+            else:
+                wanted.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        elif last["role"] == item.role and "tool_calls" not in last:
+            last["content"] += f"\n{item.text}"  # many chat templates want turns to alternate
         else:
             wanted.append({"role": item.role, "content": item.text})
-    if wanted[-1]["role"] != "user":
+    if wanted[-1]["role"] not in ("user", "tool"):
         wanted.append({"role": "user", "content": "Hello." if len(wanted) == 1 else "Go on."})
     return wanted
 

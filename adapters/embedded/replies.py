@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from duplex.core.types import HistoryItem
+from duplex.core.types import HistoryItem, ToolCallDelta, ToolSpec
 
 DEFAULT_INSTRUCTIONS = (
     "You are a voice assistant. What you write is read aloud: answer in one to three short sentences of "
@@ -22,6 +22,8 @@ class ReplyRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     history: tuple[HistoryItem, ...] = ()
     instructions: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: str = "auto"
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -48,6 +50,7 @@ class Replies(Protocol):
 
     async def stop(self) -> None: ...
 
-    def reply(self, request: ReplyRequest) -> AsyncGenerator[str, None]:
-        """The answer in pieces, as it is written. Closing the iterator stops the writing."""
+    def reply(self, request: ReplyRequest) -> AsyncGenerator[str | ToolCallDelta, None]:
+        """The answer in pieces, as it is written, and calls of the request's tools. Closing the iterator
+        stops the writing."""
         ...

@@ -96,8 +96,10 @@ class Transcriber:
             heard = await self._recognise(draft.samples) if len(draft.samples) else None
             text = heard.text if heard is not None and heard.confidence >= MIN_CONFIDENCE else ""
         self._ahead = (draft.end_ms, text) if draft.kind is DraftKind.AHEAD else None
+        if draft.kind is DraftKind.DROPPED:
+            self._segments.clear()
         whole = " ".join(filter(None, [*self._segments, text]))
-        if draft.kind is DraftKind.FINAL:
+        if draft.kind in (DraftKind.FINAL, DraftKind.DROPPED):
             self._told = ""
             self._segments.clear()
             self._on_text(whole, True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -44,6 +45,7 @@ from duplex.core.types import (
     SpeechStopped,
     TextDelta,
     TextWindow,
+    ToolCallDelta,
     Transcript,
     Turn,
     TurnEnded,
@@ -202,6 +204,8 @@ class VoiceSession(BaseSession):
         )
         self._open_turns = 0
         """Turns of speech that have begun and are not written down."""
+        self._started_ms: deque[float] = deque()
+        """When those turns began."""
         self._partial = False
         """A partial transcript was told and is not replaced by a final one."""
         self._unanswered = False
@@ -234,6 +238,9 @@ class VoiceSession(BaseSession):
         self._adapter.check(settings)
         self._ears.configure(settings.turn_detection)
 
+    async def clear_input(self) -> None:
+        self._ears.forget()
+
     async def finish(self) -> None:
         await self._settle()
 
@@ -258,6 +265,7 @@ class VoiceSession(BaseSession):
             match event:
                 case SpeechStarted():
                     self._open_turns += 1
+                    self._started_ms.append(event.at_ms)
                     self._signals.put(event)
                 case SpeechStopped():
                     self._signals.put(event)
@@ -265,12 +273,15 @@ class VoiceSession(BaseSession):
                     self._transcriber.put(event)
 
     def _on_text(self, text: str, final: bool) -> None:
+        started_ms = self._started_ms[0] if self._started_ms else None
         if not final:
             self._partial = True
-            self._signals.put(Transcript(text=text))
+            self._signals.put(Transcript(text=text, started_ms=started_ms))
             return
+        if self._started_ms:
+            self._started_ms.popleft()
         if text or self._partial:
-            self._signals.put(Transcript(text=text, final=True))
+            self._signals.put(Transcript(text=text, final=True, started_ms=started_ms))
         self._partial = False
         self._open_turns = max(0, self._open_turns - 1)
         self._unanswered = self._unanswered or bool(text)
@@ -284,25 +295,47 @@ class VoiceSession(BaseSession):
         adapter = self._adapter
         options = adapter.check(turn.settings)
         self._unanswered = False
+        calls: list[ToolCallDelta] = []
         if turn.speak_text is not None:
             adapter.voice.check(text=turn.speak_text)
             if not has_words(turn.speak_text):
                 raise DuplexError(ErrorCode.EMPTY_INPUT, "there are no words to speak", param="text")
             text = _whole(turn.speak_text)
         else:
-            text = adapter.replies.reply(
-                ReplyRequest(history=turn.history, instructions=turn.settings.instructions)
+            settings = turn.settings
+            wanted = ReplyRequest(
+                history=turn.history,
+                instructions=settings.instructions,
+                tools=settings.tools,
+                tool_choice=settings.tool_choice,
             )
+            text = _words(adapter.replies.reply(wanted), calls)
         if Modality.AUDIO not in turn.modalities:
             async with aclosing(text) as pieces:
                 async for piece in pieces:
                     yield TextDelta(text=piece)
+            for call in calls:
+                yield call
             return
         say = partial(adapter.say, voice=turn.settings.voice, speed=options.speed)
         granularity: Granularity = options.split
         async with aclosing(speak_while_written(text, say, granularity)) as deltas:
             async for delta in deltas:
                 yield delta
+        for call in calls:
+            yield call
+
+
+async def _words(
+    reply: AsyncGenerator[str | ToolCallDelta, None], calls: list[ToolCallDelta]
+) -> AsyncGenerator[str, None]:
+    """The words of a reply. Its calls are put aside: they follow when all of it is spoken."""
+    async with aclosing(reply) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, ToolCallDelta):
+                calls.append(piece)
+            else:
+                yield piece
 
 
 async def _whole(text: str) -> AsyncGenerator[str, None]:

@@ -43,6 +43,10 @@ class CommitInput(_Effect, frozen=True, kw_only=True):
     event_id: str | None = None
 
 
+class ForgetInput(_Effect, frozen=True, kw_only=True):
+    """Tell the adapter to forget the input that is in no turn yet."""
+
+
 class UpdateAdapter(_Effect, frozen=True, kw_only=True):
     """Tell the adapter the new settings; answer with `Session.settings_applied` or `settings_refused`."""
 
@@ -94,6 +98,7 @@ Effect: TypeAlias = (
     Send
     | AppendInput
     | CommitInput
+    | ForgetInput
     | UpdateAdapter
     | FinishInput
     | StartResponse

@@ -51,6 +51,10 @@ class ErrorCode(StrEnum):
     RESPONSE_ALREADY_ACTIVE = "conversation_already_has_active_response"
     RESPONSE_NOT_FOUND = "response_not_found"
     INVALID_PLAYBACK_CURSOR = "invalid_playback_cursor"
+    ITEM_CREATE_INVALID = "item_create_invalid_item_id"
+    ITEM_RETRIEVE_INVALID = "item_retrieve_invalid_item_id"
+    ITEM_DELETE_INVALID = "item_delete_invalid_item_id"
+    ITEM_TRUNCATE_INVALID = "item_truncate_invalid_item_id"
     SESSION_CLOSING = "session_closing"  # input after the client's close, or while the server drains
     # admission
     UNAUTHORIZED = "unauthorized"

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from duplex.core.commands import Command
 from duplex.core.errors import ErrorCode
 from duplex.core.types import AudioFormat, Modality, SessionSettings
 
@@ -42,6 +43,9 @@ class SessionCreated(_Event, frozen=True, kw_only=True):
     resumed: bool = False
     limits: dict[str, float] = {}
     expires_at: float | None = None
+    voices: tuple[str, ...] = ()
+    default_output: tuple[Modality, ...] = ()
+    """What a response gives when nobody names modalities."""
 
 
 class SessionUpdated(_Event, frozen=True, kw_only=True):
@@ -53,6 +57,8 @@ class ResponseCreated(_Event, frozen=True, kw_only=True):
     response_id: str
     index: int
     modalities: tuple[Modality, ...] = ()
+    settings: SessionSettings = SessionSettings()
+    event_id: str | None = None
 
 
 class ResponseText(_Event, frozen=True, kw_only=True):
@@ -73,6 +79,16 @@ class ResponseAudio(_Event, frozen=True, kw_only=True):
     duration_ms: float
     level_dbfs: float = -120.0
     text: str = ""
+
+
+class ResponseToolCall(_Event, frozen=True, kw_only=True):
+    """A call of one of the client's functions, or more of its `arguments`."""
+
+    response_id: str
+    index: int
+    call_id: str
+    name: str
+    arguments: str
 
 
 class ResponseDone(_Event, frozen=True, kw_only=True):
@@ -124,6 +140,17 @@ class UserSpeechStopped(_Event, frozen=True, kw_only=True):
 class UserTranscript(_Event, frozen=True, kw_only=True):
     text: str
     final: bool
+    started_ms: float | None = None
+    item_id: str = ""
+    """Of the item that a final transcript has become."""
+
+
+class Acknowledged(_Event, frozen=True, kw_only=True):
+    """A command was carried out whose outcome no other event tells. `heard_text`: what is left of a response
+    that was truncated."""
+
+    command: Command
+    heard_text: str = ""
 
 
 class GateDecided(_Event, frozen=True, kw_only=True):
@@ -166,6 +193,7 @@ Event: TypeAlias = (
     | ResponseCreated
     | ResponseText
     | ResponseAudio
+    | ResponseToolCall
     | ResponseDone
     | ResponseCancelled
     | ResponseFailed
@@ -173,6 +201,7 @@ Event: TypeAlias = (
     | UserSpeechStarted
     | UserSpeechStopped
     | UserTranscript
+    | Acknowledged
     | GateDecided
     | InputLagged
     | DrainNotice

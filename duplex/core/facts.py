@@ -45,6 +45,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     default_output_modalities: tuple[Modality, ...] | None = None
     """Of a client that names none; None for all."""
     proactive: bool = False
+    voices: tuple[str, ...] = ()
 
     def default_output(self, *, speak: bool) -> tuple[Modality, ...]:
         """What a response gives when nobody named modalities; with `speak`, a text is to be spoken."""

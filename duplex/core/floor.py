@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from duplex.core.commands import CancelResponse, Commit, CreateResponse
-from duplex.core.effects import AppendInput, CommitInput, Effect, Send, SetTimer, TimerName
+from duplex.core.commands import AddItem, CancelResponse, ClearInput, Commit, CreateResponse
+from duplex.core.effects import AppendInput, CommitInput, Effect, ForgetInput, Send, SetTimer, TimerName
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.events import CancelReason, UserSpeechStarted, UserSpeechStopped
+from duplex.core.events import Acknowledged, CancelReason, UserSpeechStarted, UserSpeechStopped
 from duplex.core.facts import ModelFacts, SessionLimits
-from duplex.core.inputs import TurnInput
+from duplex.core.inputs import PendingCommit, TurnInput
 from duplex.core.outbox import error_event
 from duplex.core.proactive import Wishes
 from duplex.core.responses import Request, Responses
-from duplex.core.settings import SettingsUpdates
+from duplex.core.settings import SettingsUpdates, apply_changes
 from duplex.core.types import (
     AudioWindow,
     Modality,
@@ -29,6 +29,9 @@ from duplex.core.types import (
     WantsToSpeak,
     Window,
 )
+
+MAX_ASKED = 16
+"""Added texts that count as the question of the next response."""
 
 
 class Floor:
@@ -61,6 +64,8 @@ class Floor:
         self._held: Request | None = None
         self._speaking = False
         self._turn_open = False
+        self._asked: list[str] = []
+        """Texts of the user that were added as items and are not answered yet."""
         self._video_committed = False
         """The turn was closed by the video behind its question: a commit after it says nothing new."""
         self._heard_at = 0.0
@@ -99,7 +104,7 @@ class Floor:
                 self._heard_at = now
         effects: list[Effect] = [AppendInput(window=taken)]
         if self.input.has_question and modality in (Modality.VIDEO, Modality.CODEC_WINDOW):
-            effects += self._respond(Trigger.QUESTION, now)
+            effects += self._respond(Request(Trigger.QUESTION), now)
         return effects
 
     def commit(self, command: Commit, now: float) -> list[Effect]:
@@ -111,8 +116,10 @@ class Floor:
             odd = DuplexError(ErrorCode.ODD_AUDIO_BYTES, words, event_id=event_id)
             effects.append(Send(event=error_event(odd)))
         if self.input.open:
-            self.input.commit(event_id)
+            self.input.commit(event_id, silent=command.silent, respond=command.respond)
             return [*effects, CommitInput(event_id=event_id)]
+        if command.silent:
+            return effects
         if self._video_committed:
             self._video_committed = False
             return effects
@@ -125,6 +132,8 @@ class Floor:
     ) -> list[Effect]:
         """The adapter's answer to the oldest commit, or the fault that it had with it."""
         commit = self.input.decided(event_id)
+        if commit is not None and not commit.respond and error is None:
+            return self._heard(commit, has_input, now)
         if error is not None:
             return [Send(event=error_event(error))]
         if commit is None or not commit.wanted:
@@ -138,16 +147,59 @@ class Floor:
         empty = DuplexError(ErrorCode.COMMIT_EMPTY, words, event_id=commit.event_id)
         return [Send(event=error_event(empty))]
 
+    def _heard(self, commit: PendingCommit, has_input: bool, now: float) -> list[Effect]:
+        """A turn that is not answered by itself has been heard to its end."""
+        if commit.wanted and commit.question:
+            self.responses.conversation.user_said(commit.question)
+        if has_input or commit.question:
+            done = Commit(event_id=commit.event_id, respond=False, silent=commit.silent)
+            heard: list[Effect] = [Send(event=Acknowledged(command=done))]
+            # speech whose end the client declared is answered as if the model had found it
+            if self._answers_speech and commit.wanted and self._held is None and not commit.silent:
+                heard += self._start(Request(Trigger.SPEECH), now)
+            return heard
+        if commit.silent:
+            return []
+        empty = DuplexError(ErrorCode.COMMIT_EMPTY, "nothing was said", event_id=commit.event_id)
+        return [Send(event=error_event(empty))]
+
+    def clear_input(self, command: ClearInput) -> list[Effect]:
+        """Forget what the user gave since the last turn, speech that goes on included."""
+        self.input.clear()
+        self.user_left()
+        return [ForgetInput(), Send(event=Acknowledged(command=command))]
+
+    def add(self, command: AddItem) -> list[Effect]:
+        """An item of the conversation; the user's text waits to be answered."""
+        self.responses.conversation.add(command.item_id, command.item, after=command.after)
+        if command.item.role == "user":
+            self._asked.append(command.item.text)
+            del self._asked[:-MAX_ASKED]
+        return [Send(event=Acknowledged(command=command))]
+
     def create(self, command: CreateResponse, now: float) -> list[Effect]:
         """Respond now."""
         active = self.responses.active
         if self._while_active == "refuse" and (active or self._held):
             which = f"response {active.id}" if active else "a response"
             raise DuplexError(ErrorCode.RESPONSE_ALREADY_ACTIVE, f"{which} is in progress")
+        settings = None
+        if command.changes:
+            settings = apply_changes(self.updates.settings, command.changes, event_id=command.event_id)
+            self._model.check_output(settings.output_modalities)
         self._model.check_output(command.modalities)
-        return self._respond(
-            Trigger.CREATE, now, speak_text=command.speak_text, modalities=command.modalities
+        asked, self._asked = self._asked, []
+        request = Request(
+            Trigger.CREATE,
+            speak_text=command.speak_text,
+            modalities=command.modalities,
+            settings=settings,
+            asked="\n".join(asked) or None,
+            history=command.history,
+            record=command.record,
+            asked_by=command.event_id,
         )
+        return self._respond(request, now)
 
     def cancel(self, command: CancelResponse, now: float) -> list[Effect]:
         """Stop the response that is named, or all that runs, sounds and is about to start."""
@@ -197,7 +249,7 @@ class Floor:
     def turn_ended(self, now: float) -> list[Effect]:
         """The user's turn is over by the model's word."""
         self.user_left()
-        return self._respond(Trigger.SPEECH, now) if self._answers_speech else []
+        return self._respond(Request(Trigger.SPEECH), now) if self._answers_speech else []
 
     def user_left(self) -> None:
         """No more speech is to be expected."""
@@ -245,18 +297,10 @@ class Floor:
         self._held = None
         self.input.windows.clear()
 
-    def _respond(
-        self,
-        trigger: Trigger,
-        now: float,
-        *,
-        speak_text: str | None = None,
-        modalities: tuple[Modality, ...] | None = None,
-    ) -> list[Effect]:
+    def _respond(self, request: Request, now: float) -> list[Effect]:
         """Answer the user's turn as it is now, with the commits that the adapter has not decided yet."""
-        self._video_committed = trigger is Trigger.QUESTION
-        question = self.input.take_turn()
-        return self._start(Request(trigger, question, speak_text=speak_text, modalities=modalities), now)
+        self._video_committed = request.trigger is Trigger.QUESTION
+        return self._start(request._replace(question=self.input.take_turn()), now)
 
     def _start(self, request: Request, now: float) -> list[Effect]:
         """Begin a response or hold it. A newer one takes the place of one that is held."""
@@ -269,7 +313,7 @@ class Floor:
         if self._must_wait():
             self._held = request
             return []
-        settings = self.updates.settings
+        settings = request.settings or self.updates.settings
         default = self._model.default_output(speak=request.speak_text is not None)
         wanted = request.modalities or settings.output_modalities or default
         begun = self.responses.begin(request, settings, wanted, self.input.windows.items, now)
@@ -279,4 +323,4 @@ class Floor:
 
     def _must_wait(self) -> bool:
         behind_another = self.closing and self.responses.active is not None
-        return self.away or self.updates.pending or behind_another
+        return self.away or self.updates.pending or self.input.settling or behind_another

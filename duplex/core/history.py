@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from duplex.core.types import CodecWindow, HistoryItem, ImageWindow, VideoWindow, Window
 
 MAX_ITEMS = 64
@@ -15,20 +17,26 @@ class Conversation:
     """Bounded list of who said what. The assistant's items hold only what was heard."""
 
     def __init__(self) -> None:
-        self._items: list[HistoryItem] = []
+        self._items: list[tuple[str, HistoryItem]] = []  # with their ids; an answer has none
+        self._spoken = 0
 
     @property
     def items(self) -> tuple[HistoryItem, ...]:
         """Oldest first."""
-        return tuple(self._items)
+        return tuple([item for _, item in self._items])
 
-    def user_said(self, text: str) -> None:
-        self._insert(len(self._items), HistoryItem(role="user", text=text[:MAX_CHARACTERS]))
+    def user_said(self, text: str) -> str:
+        """Write down what the user said; returns the item's id."""
+        self._spoken += 1
+        item_id = f"said_{self._spoken}"
+        item = HistoryItem(role="user", text=text[:MAX_CHARACTERS])
+        self._insert(len(self._items), item_id, item)
+        return item_id
 
     def assistant_said(self, response_index: int, text: str, *, interrupted: bool = False) -> None:
         """Write the item of a response, or replace it by what was heard; nothing heard leaves no item."""
         place = len(self._items)
-        for position, old in enumerate(self._items):
+        for position, (_, old) in enumerate(self._items):
             if old.response_index is None or old.response_index < response_index:
                 continue
             place = position
@@ -42,14 +50,28 @@ class Conversation:
                 response_index=response_index,
                 interrupted=interrupted,
             )
-            self._insert(place, item)
+            self._insert(place, "", item)
 
-    def _insert(self, place: int, item: HistoryItem) -> None:
+    def add(self, item_id: str, item: HistoryItem, *, after: str | None = None) -> None:
+        """Write any item: at the end, behind the item with the id `after`, or in front when that is ""."""
+        place = len(self._items)
+        if after is not None:
+            ids = [known for known, _ in self._items]
+            place = ids.index(after) + 1 if after in ids and after else 0 if not after else place
+        if len(item.text) > MAX_CHARACTERS:
+            item = msgspec.structs.replace(item, text=item.text[:MAX_CHARACTERS])
+        self._insert(place, item_id, item)
+
+    def remove(self, item_id: str) -> None:
+        """Strike out the item with that id, if it is still remembered."""
+        self._items = [(known, item) for known, item in self._items if not item_id or known != item_id]
+
+    def _insert(self, place: int, item_id: str, item: HistoryItem) -> None:
         items = self._items
-        items.insert(place, item)
-        total = sum(len(i.text) for i in items)
+        items.insert(place, (item_id, item))
+        total = sum(len(i.text) for _, i in items)
         while len(items) > 1 and (len(items) > MAX_ITEMS or total > MAX_CHARACTERS):
-            total -= len(items.pop(0).text)
+            total -= len(items.pop(0)[1].text)
 
 
 class RollingWindows:

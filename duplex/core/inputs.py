@@ -18,11 +18,13 @@ MAX_COMMITS = 16
 class PendingCommit:
     """A turn that the adapter was asked about and has not answered for yet."""
 
-    __slots__ = ("event_id", "question", "silent", "wanted")
+    __slots__ = ("event_id", "question", "respond", "silent", "wanted")
 
-    def __init__(self, event_id: str | None, question: str | None, *, silent: bool) -> None:
+    def __init__(self, event_id: str | None, question: str | None, *, silent: bool, respond: bool) -> None:
         self.event_id = event_id
         self.question = question
+        self.respond = respond
+        """False: the client asks for the response itself, or for none."""
         self.silent = silent
         """The client did not ask for it, and is not told when there is nothing to respond to."""
         self.wanted = True
@@ -54,6 +56,11 @@ class TurnInput:
     def deciding(self) -> bool:
         """A committed turn waits for the adapter's word, and its response is still wanted."""
         return any(commit.wanted for commit in self._commits)
+
+    @property
+    def settling(self) -> bool:
+        """A turn is being heard to its end; what answers it has to wait."""
+        return any(not commit.respond for commit in self._commits)
 
     def append(self, window: Window, playout_dbfs: float | None) -> Window | None:
         """Take a window; returns what the adapter is to have of it.
@@ -127,7 +134,7 @@ class TurnInput:
         self._withdraw_commits()
         return "\n".join(questions) or None
 
-    def commit(self, event_id: str | None = None, *, silent: bool = False) -> None:
+    def commit(self, event_id: str | None = None, *, silent: bool = False, respond: bool = True) -> None:
         """The turn is over: the adapter decides whether there is something to respond to.
 
         Raises:
@@ -137,7 +144,7 @@ class TurnInput:
             raise DuplexError(
                 ErrorCode.INPUT_OVERFLOW, f"{MAX_COMMITS} turns wait for the model", event_id=event_id
             )
-        self._commits.append(PendingCommit(event_id, self._close_turn(), silent=silent))
+        self._commits.append(PendingCommit(event_id, self._close_turn(), silent=silent, respond=respond))
 
     def decided(self, event_id: str | None) -> PendingCommit | None:
         """The adapter has answered for the oldest commit with that event id, and so for those before it."""
@@ -147,6 +154,11 @@ class TurnInput:
         while commit.event_id != event_id:
             commit = self._commits.popleft()
         return commit
+
+    def clear(self) -> None:
+        """Forget what is in no turn yet."""
+        self._close_turn()
+        self._carry = b""
 
     def withdraw(self) -> list[str]:
         """Committed turns get no response any more; returns what was asked in them."""

@@ -269,6 +269,8 @@ class SessionLife:
                 "window_history": limits.window_history,
             },
             expires_at=expires_at,
+            voices=self.model.voices,
+            default_output=self.model.default_output(speak=False),
         )
 
     # --- timers -------------------------------------------------------------------------------------

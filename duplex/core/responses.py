@@ -21,16 +21,20 @@ from duplex.core.events import (
     ResponseDone,
     ResponseFailed,
     ResponseText,
+    ResponseToolCall,
 )
 from duplex.core.history import Conversation
 from duplex.core.playback import ROUNDING_MS, PlaybackLedger, PlayoutClock
 from duplex.core.text import WholeCharacters, well_formed
 from duplex.core.types import (
     AudioFormat,
+    Delivery,
     EncodedAudio,
+    HistoryItem,
     Modality,
     SessionSettings,
     TextDelta,
+    ToolCallDelta,
     Trigger,
     Turn,
     Window,
@@ -48,6 +52,14 @@ class Request(NamedTuple):
     speak_text: str | None = None
     modalities: tuple[Modality, ...] | None = None
     event_id: str | None = None
+    settings: SessionSettings | None = None
+    """The session's at the start, when None."""
+    asked: str | None = None
+    """The question, when it is in the conversation already."""
+    history: tuple[HistoryItem, ...] | None = None
+    record: bool = True
+    asked_by: str | None = None
+    """Id of the client's message."""
 
 
 class Response:
@@ -55,6 +67,7 @@ class Response:
 
     __slots__ = (
         "audible",
+        "calls",
         "cut",
         "epoch",
         "format",
@@ -62,6 +75,7 @@ class Response:
         "index",
         "ledger",
         "pts",
+        "record",
         "said",
         "sends_text",
         "text",
@@ -82,6 +96,10 @@ class Response:
         self.pts = 0
         self.unsent: EncodedAudio | None = None
         """Audio that its encoder still holds: sent with the next payload."""
+        self.calls: dict[str, tuple[str, list[str]]] = {}
+        """Calls of the client's functions by their ids: name and pieces of the arguments."""
+        self.record = True
+        """It belongs into the conversation."""
         self.cut = False
         """The client was told to stop its sound."""
 
@@ -123,18 +141,25 @@ class Responses:
             trigger=request.trigger,
             settings=settings,
             modalities=modalities,
-            question=request.question,
+            question=request.question or request.asked,
             speak_text=request.speak_text,
             event_id=request.event_id,
-            history=self.conversation.items,
+            history=self.conversation.items if request.history is None else request.history,
             windows=windows,
         )
         self.active = Response(turn)
+        self.active.record = request.record
         self._recent.append(self.active)
-        created = ResponseCreated(response_id=turn.response_id, index=turn.index, modalities=modalities)
+        created = ResponseCreated(
+            response_id=turn.response_id,
+            index=turn.index,
+            modalities=modalities,
+            settings=settings,
+            event_id=request.asked_by,
+        )
         return [*effects, Send(event=created), StartResponse(turn=turn)]
 
-    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio) -> list[Effect]:
+    def deliver(self, epoch: int, delta: Delivery) -> list[Effect]:
         """A delta of the response of that epoch; of any other epoch it is dropped and counted."""
         response = self.active
         if response is None or response.epoch != epoch:
@@ -142,9 +167,24 @@ class Responses:
             return []
         if isinstance(delta, TextDelta):
             return self._text(response, response.text.push(delta.text))
+        if isinstance(delta, ToolCallDelta):
+            return self._call(response, delta)
         if not response.audible:
             return []
         return self._audio(response, delta)
+
+    def _call(self, response: Response, delta: ToolCallDelta) -> list[Effect]:
+        arguments = well_formed(delta.arguments)
+        name, pieces = response.calls.setdefault(delta.call_id, (well_formed(delta.name), []))
+        pieces.append(arguments)
+        call = ResponseToolCall(
+            response_id=response.id,
+            index=response.index,
+            call_id=delta.call_id,
+            name=name,
+            arguments=arguments,
+        )
+        return [Send(event=call)]
 
     def _text(self, response: Response, text: str) -> list[Effect]:
         if not text:
@@ -204,7 +244,11 @@ class Responses:
         ledger = response.ledger
         effects = self._text(response, response.text.end())
         ledger.complete = True
-        self.conversation.assistant_said(response.index, ledger.final_text())
+        if response.record:
+            self.conversation.assistant_said(response.index, ledger.final_text())
+            for call_id, (name, pieces) in response.calls.items():
+                call = HistoryItem(role="assistant", text="".join(pieces), call_id=call_id, name=name)
+                self.conversation.add(call_id, call)
         done = ResponseDone(
             response_id=response.id,
             index=response.index,
@@ -332,6 +376,37 @@ class Responses:
             unplayed_ms = min(unplayed_ms, self.playout.unplayed_ms(now))
         self.playout.acknowledged(unplayed_ms, now)
 
+    def truncate(self, index: int, heard_ms: float, now: float) -> tuple[list[Effect], str]:
+        """The client has stopped playing a response, and says what was heard of it: that is the truth,
+        whatever was estimated or acknowledged before. One that is still active is stopped. Returns the heard
+        text too.
+
+        Raises:
+            DuplexError: `RESPONSE_NOT_FOUND` or `INVALID_PLAYBACK_CURSOR`.
+        """
+        if not (math.isfinite(heard_ms) and heard_ms >= 0):
+            raise DuplexError(
+                ErrorCode.INVALID_PLAYBACK_CURSOR, f"{heard_ms} is not a time in ms", param="audio_end_ms"
+            )
+        if not 1 <= index <= self.index:
+            raise DuplexError(ErrorCode.RESPONSE_NOT_FOUND, f"no response with index {index}")
+        active = self.active is not None and self.active.index == index
+        effects = self.stop(CancelReason.CLIENT, now) if active else []
+        response = self._find(index)
+        if response is None:
+            return effects, ""
+        self._cut(response, now)
+        heard_ms = response.ledger.acked_ms = min(heard_ms, response.ledger.sent_ms)
+        self._remember(response, heard_ms)
+        return effects, response.ledger.heard_text(heard_ms)
+
+    def forget(self, index: int) -> None:
+        """Strike a response out of the conversation."""
+        response = self._find(index)
+        if response is not None:
+            response.record = False
+        self.conversation.assistant_said(index, "")
+
     def _clear(self, now: float) -> list[Effect]:
         """The client is to stop all sound; it learns of what responses that is."""
         effects: list[Effect] = []
@@ -368,6 +443,8 @@ class Responses:
 
     def _remember(self, response: Response, heard_ms: float) -> None:
         """Write into history what was heard of a response that did not play to its end."""
+        if not response.record:
+            return
         ledger = response.ledger
         heard = ledger.heard_text(heard_ms)
         interrupted = not ledger.complete or heard.rstrip() != ledger.final_text().rstrip()

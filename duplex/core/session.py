@@ -13,13 +13,19 @@ what is said.
 from __future__ import annotations
 
 from duplex.core.commands import (
+    AddItem,
     Append,
     CancelResponse,
+    ClearInput,
+    ClearOutput,
     CloseSession,
     Command,
     Commit,
     CreateResponse,
+    Note,
     PlaybackAck,
+    RemoveItem,
+    TruncateResponse,
     UpdateSession,
 )
 from duplex.core.effects import (
@@ -28,6 +34,8 @@ from duplex.core.effects import (
 )
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.events import (
+    Acknowledged,
+    CancelReason,
     ErrorEvent,
     GateDecided,
     InputLagged,
@@ -40,7 +48,7 @@ from duplex.core.life import SessionLife
 from duplex.core.outbox import error_event
 from duplex.core.text import well_formed
 from duplex.core.types import (
-    EncodedAudio,
+    Delivery,
     GateScore,
     InputLag,
     InputRejected,
@@ -48,7 +56,6 @@ from duplex.core.types import (
     Signal,
     SpeechStarted,
     SpeechStopped,
-    TextDelta,
     Transcript,
     TurnEnded,
     WantsToSpeak,
@@ -97,6 +104,14 @@ class Session(SessionLife):
                 return []
             case CancelResponse():
                 return floor.cancel(command, now)
+            case ClearOutput():
+                cut = self._responses.interrupt(CancelReason.CLIENT, now, event_id=command.event_id)
+                return [*cut, Send(event=Acknowledged(command=command))]
+            case TruncateResponse():
+                cut, heard = self._responses.truncate(command.response_index, command.heard_ms, now)
+                return [*cut, Send(event=Acknowledged(command=command, heard_text=heard))]
+            case Note():
+                return [Send(event=Acknowledged(command=command))]
             case CloseSession():
                 return self._begin_closing(self.limits.close_grace_s, now)
             case Append() if self._told_closing:
@@ -110,6 +125,15 @@ class Session(SessionLife):
                 return floor.create(command, now)
             case UpdateSession():
                 return floor.updates.ask(command)
+            case ClearInput():
+                return floor.clear_input(command)
+            case AddItem():
+                return floor.add(command)
+            case RemoveItem():
+                self.conversation.remove(command.item_id)
+                if command.response_index is not None:
+                    self._responses.forget(command.response_index)
+                return [Send(event=Acknowledged(command=command))]
         raise AssertionError(command)
 
     def committed(
@@ -151,7 +175,7 @@ class Session(SessionLife):
 
     # --- responses ----------------------------------------------------------------------------------
 
-    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio, now: float) -> list[Effect]:
+    def deliver(self, epoch: int, delta: Delivery, now: float) -> list[Effect]:
         """A delta of the response of that epoch; of any other epoch it is dropped and counted."""
         self._floor.progress_at = now
         return self._responses.deliver(epoch, delta)
@@ -200,9 +224,11 @@ class Session(SessionLife):
                 return []
             case Transcript():
                 text = well_formed(signal.text)
-                if signal.final and text:
-                    self.conversation.user_said(text)
-                return [Send(event=UserTranscript(text=text, final=signal.final))]
+                item_id = self.conversation.user_said(text) if signal.final and text else ""
+                heard = UserTranscript(
+                    text=text, final=signal.final, started_ms=signal.started_ms, item_id=item_id
+                )
+                return [Send(event=heard)]
             case GateScore():
                 decided = GateDecided(
                     score=signal.score,

@@ -23,6 +23,8 @@ MAX_VOICE = 256
 """Characters of a voice's name."""
 MAX_OPTIONS = 64 * 1024
 """Bytes of the adapter's options, as JSON: changes are merged, so that without a bound they only grow."""
+MAX_TOOLS = 64 * 1024
+"""Bytes of the client's functions, as JSON."""
 MAX_UPDATES = 8
 """Changes that may wait for the adapter at once."""
 
@@ -123,6 +125,8 @@ def _check_ranges(settings: SessionSettings, options_size: int, event_id: str | 
     )
     check(sound(settings.voice, MAX_VOICE), "voice", f"null or ≤ {MAX_VOICE} characters of text")
     check(options_size <= MAX_OPTIONS, "options", f"≤ {MAX_OPTIONS} bytes as JSON")
+    tools_size = len(msgspec.json.encode(settings.tools))
+    check(tools_size <= MAX_TOOLS, "tools", f"≤ {MAX_TOOLS} bytes as JSON")
     check(probability(settings.gate_threshold), "gate_threshold", "a number from 0 to 1")
     check(0 <= settings.max_run_ahead_ms <= 3_600_000, "max_run_ahead_ms", "from 0 to 3600000 ms")
     modalities = settings.output_modalities

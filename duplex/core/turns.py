@@ -145,6 +145,11 @@ class TurnDetector:
             events.append(self._stop(self._speech_end_ms))
         return events
 
+    def reset(self) -> None:
+        """What was heard in no turn yet is forgotten, a turn that is open included."""
+        self._run.clear()
+        self._speaking = self._paused = False
+
     # --- states -------------------------------------------------------------------------------------
 
     def _onset(self, frame_ms: float, level_dbfs: float, at_ms: float) -> list[TurnEvent]:

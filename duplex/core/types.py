@@ -138,12 +138,21 @@ class TurnDetection(_Value, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     interrupt_response: bool = True
 
 
+class ToolSpec(_Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A function of the client that the model may call. `parameters` is a JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
 class SessionSettings(_Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a client may change by `session.update`. `None` modalities or voice: the model's default.
 
     `turn_detection` None means manual turns. `max_run_ahead_ms` bounds how far audio is sent ahead of
     playback; 0 is no bound. `gate_threshold` is the proactive gate's probability. `options` belong to
-    the model's adapter, which refuses keys that it does not know.
+    the model's adapter, which refuses keys that it does not know. `tool_choice` is auto, none, required or
+    the name of one of the `tools`.
     """
 
     instructions: str = ""
@@ -154,6 +163,8 @@ class SessionSettings(_Value, frozen=True, kw_only=True, forbid_unknown_fields=T
     gate_threshold: float = 0.5
     max_run_ahead_ms: int = 4000
     options: dict[str, Any] = {}
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: str = "auto"
 
 
 class OpenSession(_Value, frozen=True, kw_only=True):
@@ -177,12 +188,18 @@ class Trigger(StrEnum):
 
 
 class HistoryItem(_Value, frozen=True, kw_only=True):
-    """One item of the conversation. For the assistant, `text` is only what was heard."""
+    """One item of the conversation. For the assistant, `text` is only what was heard.
 
-    role: Literal["user", "assistant"]
+    With a `call_id` it is a call of the assistant (`name`, and `text` its arguments as JSON), or, in the role
+    tool, what the call gave.
+    """
+
+    role: Literal["user", "assistant", "system", "tool"]
     text: str
     response_index: int | None = None
     interrupted: bool = False
+    call_id: str = ""
+    name: str = ""
 
 
 class Turn(_Value, frozen=True, kw_only=True):
@@ -227,7 +244,16 @@ class AudioDelta(_Value, frozen=True, kw_only=True):
     text: str = ""
 
 
-Delta: TypeAlias = TextDelta | AudioDelta
+class ToolCallDelta(_Value, frozen=True, kw_only=True):
+    """A call of one of the turn's tools, or more of it: `arguments` are pieces of a JSON object's text. A
+    call is complete when another begins or the response ends; the client answers it, in a later turn."""
+
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+Delta: TypeAlias = TextDelta | AudioDelta | ToolCallDelta
 
 
 class EncodedAudio(_Value, frozen=True, kw_only=True):
@@ -244,6 +270,10 @@ class EncodedAudio(_Value, frozen=True, kw_only=True):
     text: str = ""
 
 
+Delivery: TypeAlias = TextDelta | EncodedAudio | ToolCallDelta
+"""What the core is given of a response."""
+
+
 class SpeechStarted(_Value, frozen=True, kw_only=True):
     """The user began to speak at `at_ms` of the session's input audio (pre-roll included)."""
 
@@ -257,10 +287,14 @@ class SpeechStopped(_Value, frozen=True, kw_only=True):
 
 
 class Transcript(_Value, frozen=True, kw_only=True):
-    """What the user is heard to say. A partial replaces the partial before it; the final replaces all."""
+    """What the user is heard to say. A partial replaces the partial before it; the final replaces all.
+
+    `started_ms` is the `SpeechStarted.at_ms` of the speech that it writes down, where there was one.
+    """
 
     text: str
     final: bool = False
+    started_ms: float | None = None
 
 
 class TurnEnded(_Value, frozen=True, kw_only=True):

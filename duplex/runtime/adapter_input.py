@@ -45,6 +45,9 @@ class AdapterInput:
     def commit(self, event_id: str | None) -> None:
         self._calls.put(partial(self._commit, event_id))
 
+    def forget(self) -> None:
+        self._calls.put(self._forget)
+
     def update(self, change: UpdateAdapter) -> None:
         self._calls.put(partial(self._update, change))
 
@@ -82,6 +85,14 @@ class AdapterInput:
             error.event_id = error.event_id or event_id
         driver = self._driver
         driver.step(driver.session.committed, has_input, driver.now(), event_id=event_id, error=error)
+
+    async def _forget(self) -> None:
+        clear = getattr(self._adapter, "clear_input", None)
+        if clear is None:
+            return  # it keeps no input of its own
+        error = await _guarded(clear(), "forgetting input")
+        if error is not None:
+            self._fail(error)
 
     async def _update(self, change: UpdateAdapter) -> None:
         error = await _guarded(self._adapter.update(change.settings), "changing its settings")

@@ -7,7 +7,7 @@ from typing import ParamSpec, Protocol
 
 from duplex.core.effects import Effect
 from duplex.core.session import Session
-from duplex.core.types import EncodedAudio, TextDelta
+from duplex.core.types import Delivery
 
 P = ParamSpec("P")
 
@@ -24,7 +24,7 @@ class Driver(Protocol):
         """Seconds, as the core is told them."""
         ...
 
-    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio) -> None:
+    def deliver(self, epoch: int, delta: Delivery) -> None:
         """`step` of `Session.deliver`, the way of every frame."""
         ...
 

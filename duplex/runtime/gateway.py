@@ -170,6 +170,7 @@ class Gateway:
             output_modalities=info.output_modalities,
             default_output_modalities=info.default_output_modalities,
             proactive=info.proactive,
+            voices=info.voices,
         )
         with _as_bad_config():
             settings = apply_changes(SessionSettings(), request.settings)

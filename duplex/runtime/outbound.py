@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from duplex.core.events import Event, ResponseAudio, ResponseText, UserTranscript
+from duplex.core.events import Event, ResponseAudio, ResponseText, ResponseToolCall, UserTranscript
 from duplex.dialects.base import Dialect
 from duplex.runtime.clock import Clock, Handle
 from duplex.runtime.socket import Socket
@@ -145,7 +145,7 @@ class OutboundQueue:
             return
         self._urgent.append(event)
         self._urgent_bytes += _cost(event)
-        if self._urgent_bytes > self._limits.max_bytes and type(event) is not ResponseText:
+        if self._urgent_bytes > self._limits.max_bytes and not isinstance(event, _GENERATED):
             self._listener.too_slow(f"more than {self._limits.max_bytes} bytes of events are unread")
 
     def purge(self, response_id: str) -> None:
@@ -162,7 +162,7 @@ class OutboundQueue:
             self._urgent = deque(
                 event
                 for event in self._urgent
-                if type(event) is not ResponseText or event.response_id != response_id
+                if not isinstance(event, _GENERATED) or event.response_id != response_id
             )
             self._urgent_bytes = sum(_cost(event) for event in self._urgent)
         self._wake()
@@ -332,7 +332,13 @@ class OutboundQueue:
             timer.cancel()
 
 
+_GENERATED = (ResponseText, ResponseToolCall)
+"""What a response yields beside audio."""
+
+
 def _cost(event: Event) -> int:
     if isinstance(event, ResponseText | UserTranscript):
         return EVENT_COST + len(event.text)
+    if isinstance(event, ResponseToolCall):
+        return EVENT_COST + len(event.arguments)
     return EVENT_COST

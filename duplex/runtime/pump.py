@@ -9,7 +9,7 @@ from typing import Protocol
 
 from duplex.adapters.base import AdapterSession
 from duplex.core.errors import DuplexError
-from duplex.core.types import AudioDelta, EncodedAudio, Modality, TextDelta, Turn
+from duplex.core.types import AudioDelta, Delivery, Modality, TextDelta, ToolCallDelta, Turn
 from duplex.runtime.encoding import EncoderPool, ResponseEncoder, pieces
 from duplex.runtime.faults import being_cancelled, named
 
@@ -23,7 +23,7 @@ that yields without ever waiting must not keep the others waiting, one that keep
 class Listener(Protocol):
     """The session that the response belongs to."""
 
-    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio) -> None: ...
+    def deliver(self, epoch: int, delta: Delivery) -> None: ...
 
     def is_active(self, turn: Turn) -> bool:
         """False once the response has its terminal event."""
@@ -79,7 +79,7 @@ class ResponsePump:
                         for piece in pieces(delta):
                             encoded = encoder.encode_inline(piece)
                             await self._deliver(encoded or await encoder.encode(piece))
-                elif isinstance(delta, TextDelta):
+                elif isinstance(delta, TextDelta | ToolCallDelta):
                     await self._deliver(delta)
                 else:
                     raise TypeError(f"respond() yielded {type(delta).__name__}, which is no delta")
@@ -100,7 +100,7 @@ class ResponsePump:
         finally:
             await self._close(deltas)
 
-    async def _deliver(self, delta: TextDelta | EncodedAudio) -> None:
+    async def _deliver(self, delta: Delivery) -> None:
         self._listener.deliver(self.turn.epoch, delta)
         before, self._delivered_at = self._delivered_at, monotonic()
         if self._delivered_at - before < BREATH_S:

@@ -24,6 +24,7 @@ from duplex.core.effects import (
     CommitInput,
     Effect,
     FinishInput,
+    ForgetInput,
     ReleaseSlot,
     Send,
     SetTimer,
@@ -41,7 +42,7 @@ from duplex.core.events import (
     SessionUpdated,
 )
 from duplex.core.session import Session
-from duplex.core.types import EncodedAudio, TextDelta
+from duplex.core.types import Delivery
 from duplex.dialects.base import Dialect, Frame
 from duplex.runtime.adapter_input import AdapterInput
 from duplex.runtime.clock import Clock, Handle
@@ -291,7 +292,7 @@ class SessionRunner:
             self._effects.append((effect, tied_to))
         self._perform()
 
-    def deliver(self, epoch: int, delta: TextDelta | EncodedAudio) -> None:
+    def deliver(self, epoch: int, delta: Delivery) -> None:
         """`step` for what a response yields. A frame of audio goes straight to the queue: it is the one
         effect of its step, and needs no place behind others unless there are some."""
         connection = self.connection
@@ -370,6 +371,8 @@ class SessionRunner:
                 self._clear_timer(effect.name)
             case CommitInput():
                 self._input.commit(effect.event_id)
+            case ForgetInput():
+                self._input.forget()
             case UpdateAdapter():
                 self._input.update(effect)
             case FinishInput():

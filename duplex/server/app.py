@@ -18,6 +18,7 @@ from duplex.runtime.gateway import Gateway
 from duplex.server.endpoint import SessionEndpoint
 from duplex.server.faults import not_found, on_http_exception
 from duplex.server.http import routes
+from duplex.server.realtime import realtime_routes
 from duplex.speech.endpoint import speech_routes
 
 log = logging.getLogger("duplex.server")
@@ -68,6 +69,7 @@ def create_app(
                 "/v1/mage-vl/duplex",
                 SessionEndpoint(served, NativeDialect, lambda: served.default_video_model),
             ),
+            *realtime_routes(served),
             *routes(served),
             *speech_routes(served),
             *extra_routes,

@@ -50,19 +50,28 @@ class SessionEndpoint:
         message = await receive()
         if message["type"] != "websocket.connect":
             return
-        await send({"type": "websocket.accept"})
-        dialect = self._dialect()
         headers = {
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
         }
         query = query_of(scope)
+        await send({"type": "websocket.accept", "subprotocol": self.subprotocol(scope)})
+        dialect = self._dialect()
         try:
-            check_token(self._gateway.config.auth_token, headers, query)
+            dialect = self.admit(headers, query)
             request = dialect.open(query, headers)
         except DuplexError as error:
             self._refuse(socket, dialect, error)
         else:
             await self._serve(socket, dialect, request, receive)
+
+    def subprotocol(self, scope: Scope) -> str | None:
+        """The one that is spoken, out of those that the client offers."""
+        return None
+
+    def admit(self, headers: Mapping[str, str], query: Mapping[str, str]) -> Dialect:
+        """The translator of a client that may come in. Raises `DuplexError(UNAUTHORIZED)`."""
+        check_token(self._gateway.config.auth_token, headers, query)
+        return self._dialect()
 
     async def _serve(
         self, socket: GatewayWebSocket, dialect: Dialect, request: OpenRequest, receive: Receive

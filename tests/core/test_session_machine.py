@@ -209,6 +209,23 @@ class SessionMachine(RuleBasedStateMachine):
             assert self.scene.monitor.aborted[-1] == active
             assert self.scene.session.run_ahead_ms(self.scene.now) == 0
 
+    @rule(respond=st.sampled_from([False, False, True]), silent=st.booleans(), id=EVENT_IDS)
+    def quiet_commit(self, respond: bool, silent: bool, id: str | None) -> None:
+        self.scene.feed(c.Commit(respond=respond, silent=silent, event_id=id))
+
+    @rule(after=st.sampled_from([None, "", "item", "none"]), remove=st.booleans(), id=EVENT_IDS)
+    def item(self, after: str | None, remove: bool, id: str | None) -> None:
+        item = t.HistoryItem(role="user", text="an item")
+        self.scene.feed(c.AddItem(item_id="item", item=item, after=after, event_id=id))
+        if remove:
+            self.scene.feed(c.RemoveItem(item_id="item"))
+
+    @rule(output=st.booleans(), id=EVENT_IDS)
+    def clear(self, output: bool, id: str | None) -> None:
+        self.scene.feed(c.ClearOutput(event_id=id) if output else c.ClearInput(event_id=id))
+        if output and not self.scene.monitor.over:
+            assert self.scene.session.run_ahead_ms(self.scene.now) == 0
+
     @precondition(lambda self: self.client != "silent")
     @rule(behind=st.sampled_from([None, 0, 0, 1, 2]))
     def acknowledge(self, behind: int | None) -> None:
