@@ -8,13 +8,18 @@ checkpoint serves, are checked by `validate` before its engine is touched.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
 from duplex.adapters.base import Adapter
 from duplex.core.types import Samples
 
+OPENAI_VOICES: Final = (
+    *("alloy", "ash", "ballad", "coral", "echo", "fable", "marin"),
+    *("cedar", "nova", "onyx", "sage", "shimmer", "verse"),
+)
+"""Names that OpenAI's clients send by default: a model's default voice, unless it has one so named."""
 TaskType: TypeAlias = Literal["CustomVoice", "VoiceDesign", "Base"]
 
 

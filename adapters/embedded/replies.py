@@ -35,11 +35,6 @@ class ReplyRequest(msgspec.Struct, frozen=True, kw_only=True):
             said.append(item.text)
         return tuple(reversed(said))
 
-    @property
-    def last_answer(self) -> HistoryItem | None:
-        """What was last heard of the assistant."""
-        return next((item for item in reversed(self.history) if item.role == "assistant"), None)
-
 
 class Replies(Protocol):
     """A source of replies, shared by all sessions."""

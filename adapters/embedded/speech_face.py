@@ -11,25 +11,9 @@ import msgspec
 
 from duplex.adapters.embedded.speaking import spoken
 from duplex.adapters.embedded.speech import SAMPLE_RATE, Piece, Speech
-from duplex.adapters.speech import SpeechChunk, SpeechRequest, SpeechVoice, WordTime
+from duplex.adapters.speech import OPENAI_VOICES, SpeechChunk, SpeechRequest, SpeechVoice, WordTime
 from duplex.core.errors import DuplexError, ErrorCode
 
-OPENAI_VOICES: Final = (
-    "alloy",
-    "ash",
-    "ballad",
-    "coral",
-    "echo",
-    "fable",
-    "marin",
-    "cedar",
-    "nova",
-    "onyx",
-    "sage",
-    "shimmer",
-    "verse",
-)
-"""Names that clients of other services send: they mean the default voice, unless a voice has that name."""
 TOKEN_MS: Final = 80.0
 """What one of `max_new_tokens` is taken for: the frame of a 12.5 Hz codec."""
 _LANGUAGES = frozenset({"auto", "english", "en", "en-us", "en-gb"})

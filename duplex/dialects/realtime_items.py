@@ -51,10 +51,6 @@ class Items:
     def get(self, item_id: str) -> Item | None:
         return self._items.get(item_id)
 
-    @property
-    def last_id(self) -> str | None:
-        return next(reversed(self._items), None)
-
     def add(self, item: Item, after: str | None = None) -> str | None:
         """Put an item at the end, behind `after`, or in front (`ROOT`). Returns the id of the one before."""
         item_id = item.wire["id"]

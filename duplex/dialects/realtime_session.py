@@ -13,20 +13,14 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from duplex.adapters.speech import OPENAI_VOICES
+from duplex.codecs.resample import SAMPLE_RATES
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import Modality, ToolSpec, TurnDetection
 from duplex.dialects.fields import Fields
 
-OPENAI_VOICES: Final = frozenset(
-    (
-        *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
-        *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
-    )
-)
-"""Names that clients send by default: the model's own voice where it has none of that name."""
 EAGERNESS_MS: Final = {"low": 1500, "medium": 700, "auto": 700, "high": 350}
 """Silence (ms) that ends a turn of `semantic_vad`."""
-OUTPUT_RATES: Final = (8000, 16000, 22050, 24000, 44100, 48000)
 MAX_TOOLS: Final = 128
 MAX_PATCH: Final = 256 * 1024
 """Bytes of a session as JSON: it is kept and sent back."""
@@ -247,8 +241,8 @@ def _output_format(fields: Fields) -> dict[str, Any]:
     codec, rate = audio_type(fields)
     if codec != "pcm":
         return {"codec": f"g711_{codec}", "sample_rate": 8000}
-    if rate not in OUTPUT_RATES:
-        raise fields.refuse("format.rate", "one of " + ", ".join(map(str, OUTPUT_RATES)))
+    if rate not in SAMPLE_RATES:
+        raise fields.refuse("format.rate", "one of " + ", ".join(map(str, SAMPLE_RATES)))
     return {"codec": "pcm_s16le", "sample_rate": rate}
 
 

@@ -50,9 +50,7 @@ class SessionEndpoint:
         message = await receive()
         if message["type"] != "websocket.connect":
             return
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-        }
+        headers = headers_of(scope)
         query = query_of(scope)
         await send({"type": "websocket.accept", "subprotocol": self.subprotocol(scope)})
         dialect = self._dialect()
@@ -153,6 +151,11 @@ def socket_of(scope: Scope) -> GatewayWebSocket:
             "with uvicorn's ws='duplex.server.websocket:GatewayWebSocket'"
         )
     return socket
+
+
+def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
+    """The handshake's headers, by lower-case name."""
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def query_of(scope: Mapping[str, Any]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.runtime.gateway import Gateway
 from duplex.server.auth import check_token
-from duplex.server.endpoint import query_of, socket_of
+from duplex.server.endpoint import headers_of, query_of, socket_of
 from duplex.server.websocket import TOO_LARGE
 from duplex.speech.connection import SpeechConnection
 from duplex.speech.fields import SocketConfig, parse_query
@@ -95,9 +95,7 @@ class SpeechEndpoint:
             count=self._count,
         )
         query = query_of(scope)
-        headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-        }
+        headers = headers_of(scope)
         try:
             check_token(gateway.config.auth_token, headers, query)
             preset = parse_query(query, SocketConfig)

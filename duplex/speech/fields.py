@@ -14,11 +14,11 @@ import msgspec
 
 from duplex.adapters.speech import SpeechRequest, TaskType
 from duplex.adapters.text import Granularity
+from duplex.codecs.resample import SAMPLE_RATES
 from duplex.core.errors import DuplexError, ErrorCode
 
 ResponseFormat: TypeAlias = Literal["wav", "pcm", "flac", "mp3", "opus", "aac"]
 
-SAMPLE_RATES: Final = (8000, 16000, 22050, 24000, 44100, 48000)
 MAX_INPUT_CHARACTERS: Final = 128 * 1024
 MAX_INSTRUCTIONS: Final = 500
 """Characters; the limit of Qwen3-TTS."""

@@ -14,11 +14,12 @@ import msgspec
 from duplex.adapters.base import Adapter
 from duplex.adapters.speech import SpeechAdapter, SpeechFace, SpeechRequest, WordTime
 from duplex.codecs.encoders import encoded_rate, wav_header
+from duplex.codecs.resample import SAMPLE_RATES
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import AudioCodec, AudioDelta, AudioFormat
 from duplex.runtime.encoding import EncoderPool, ResponseEncoder, pieces
 from duplex.runtime.faults import named
-from duplex.speech.fields import SAMPLE_RATES, SpeechFields
+from duplex.speech.fields import SpeechFields
 from duplex.speech.places import Places
 from duplex.speech.reference import ReferencePolicy, load_reference
 from duplex.speech.speaking import Patience, speak
