@@ -1,0 +1,120 @@
+"""What the gateway and a worker say to each other: msgpack, each message after its length (4 bytes, big endian).
+
+Ids are the gateway's, one a request or call, never used twice in a worker's life.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from duplex.adapters.engine.model import ModelInfo
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """All messages are tagged arrays."""
+
+
+class Start(_Message):
+    """Begin a request. `job` is the model's; `credit` frames it may make before more credit comes, None: all."""
+
+    id: int
+    job: bytes
+    credit: int | None = None
+
+
+class Text(_Message):
+    """More text of a request; `ended`: the last of it."""
+
+    id: int
+    text: str
+    ended: bool = False
+
+
+class Credit(_Message):
+    """The request may make `frames` frames in all, counted from its start."""
+
+    id: int
+    frames: int
+
+
+class Abort(_Message):
+    """Stop a request between two frames. Answered by `Ended`; no audio of it follows the answer."""
+
+    id: int
+
+
+class Call(_Message):
+    """A job that is no stream. Answered by `Answer` or `Failed`."""
+
+    id: int
+    name: str
+    payload: bytes
+
+
+class Stop(_Message):
+    """Finish nothing, free everything, exit 0."""
+
+
+class Ready(_Message):
+    """The model is loaded and warm."""
+
+    info: ModelInfo
+    pid: int
+    load_ms: float
+
+
+class Audio(_Message):
+    """More audio of a request: `samples` is float32 little endian, mono; whole frames.
+
+    `finish` is set with the last of it; that message may have no samples.
+    """
+
+    id: int
+    samples: bytes
+    finish: Literal["stop", "length"] | None = None
+
+
+class Ended(_Message):
+    """An aborted request's slot is free. `waited_ms`: from the worker's reading `Abort` to the slot's freedom."""
+
+    id: int
+    waited_ms: float
+
+
+class Failed(_Message):
+    """A request or call failed by name: `code` is an `ErrorCode` value."""
+
+    id: int
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Answer(_Message):
+    """A call's result."""
+
+    id: int
+    payload: bytes
+
+
+class Stats(_Message):
+    """What a worker counts, sent once a second while it runs: also the sign that it lives.
+
+    Times in ms since the last message: `frame_ms` and `decode_ms` are means of a launch; `late` counts chunks
+    that came after the client's estimated buffer had run out.
+    """
+
+    active: int
+    waiting: int
+    frames: int
+    launches: int
+    frame_ms: float
+    decode_ms: float
+    late: int
+    memory_bytes: int
+
+
+ToWorker: TypeAlias = Start | Text | Credit | Abort | Call | Stop
+FromWorker: TypeAlias = Ready | Audio | Ended | Failed | Answer | Stats
