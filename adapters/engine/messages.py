@@ -1,4 +1,4 @@
-"""What the gateway and a worker say to each other: msgpack, each message after its length (4 bytes, big endian).
+"""What the gateway and a worker say to each other: msgpack, each after its length (4 bytes, big endian).
 
 Ids are the gateway's, one a request or call, never used twice in a worker's life.
 """
@@ -16,15 +16,15 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
     """All messages are tagged arrays."""
 
 
-class Start(_Message):
-    """Begin a request. `job` is the model's; `credit` frames it may make before more credit comes, None: all."""
+class Start(_Message, frozen=True, kw_only=True):
+    """Begin a request. `job` is the model's; `credit`: frames it may make until more credit comes, None: all."""
 
     id: int
     job: bytes
     credit: int | None = None
 
 
-class Text(_Message):
+class Text(_Message, frozen=True, kw_only=True):
     """More text of a request; `ended`: the last of it."""
 
     id: int
@@ -32,20 +32,20 @@ class Text(_Message):
     ended: bool = False
 
 
-class Credit(_Message):
+class Credit(_Message, frozen=True, kw_only=True):
     """The request may make `frames` frames in all, counted from its start."""
 
     id: int
     frames: int
 
 
-class Abort(_Message):
+class Abort(_Message, frozen=True, kw_only=True):
     """Stop a request between two frames. Answered by `Ended`; no audio of it follows the answer."""
 
     id: int
 
 
-class Call(_Message):
+class Call(_Message, frozen=True, kw_only=True):
     """A job that is no stream. Answered by `Answer` or `Failed`."""
 
     id: int
@@ -53,11 +53,11 @@ class Call(_Message):
     payload: bytes
 
 
-class Stop(_Message):
+class Stop(_Message, frozen=True, kw_only=True):
     """Finish nothing, free everything, exit 0."""
 
 
-class Ready(_Message):
+class Ready(_Message, frozen=True, kw_only=True):
     """The model is loaded and warm."""
 
     info: ModelInfo
@@ -65,7 +65,7 @@ class Ready(_Message):
     load_ms: float
 
 
-class Audio(_Message):
+class Audio(_Message, frozen=True, kw_only=True):
     """More audio of a request: `samples` is float32 little endian, mono; whole frames.
 
     `finish` is set with the last of it; that message may have no samples.
@@ -76,14 +76,14 @@ class Audio(_Message):
     finish: Literal["stop", "length"] | None = None
 
 
-class Ended(_Message):
-    """An aborted request's slot is free. `waited_ms`: from the worker's reading `Abort` to the slot's freedom."""
+class Ended(_Message, frozen=True, kw_only=True):
+    """An aborted request's slot is free, `waited_ms` after the worker had read `Abort`."""
 
     id: int
     waited_ms: float
 
 
-class Failed(_Message):
+class Failed(_Message, frozen=True, kw_only=True):
     """A request or call failed by name: `code` is an `ErrorCode` value."""
 
     id: int
@@ -92,14 +92,14 @@ class Failed(_Message):
     param: str | None = None
 
 
-class Answer(_Message):
+class Answer(_Message, frozen=True, kw_only=True):
     """A call's result."""
 
     id: int
     payload: bytes
 
 
-class Stats(_Message):
+class Stats(_Message, frozen=True, kw_only=True):
     """What a worker counts, sent once a second while it runs: also the sign that it lives.
 
     Times in ms since the last message: `frame_ms` and `decode_ms` are means of a launch; `late` counts chunks

@@ -1,9 +1,9 @@
 """What a frame model offers to the worker that drives it.
 
-A frame model makes audio in frames of fixed length (Qwen3-TTS: 80 ms). It has a fixed number of slots; a slot
-is one request's place: its key-value cache, sampling state and codec state on the device. One thread, the step
-thread, calls every method but `call`; nothing here is asynchronous in Python's sense. Work is launched on the
-device and collected later, so that the next frame is queued before the last one is read.
+A frame model makes audio in frames of fixed length (Qwen3-TTS: 80 ms). It has a fixed number of slots; a
+slot is one request's place: its key-value cache, sampling state and codec state on the device. One thread, the
+step thread, calls every method but `call`; nothing here is asynchronous in Python's sense. Work is launched on
+the device and collected later, so that the next frame is queued before the last one is read.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class SlotView(Protocol):
 class FrameResult(msgspec.Struct, frozen=True, kw_only=True):
     """One frame of each slot of a launch, in the launch's order.
 
-    `audible[i]` False: the model ended instead of making a frame (its end code is no audio). `finish[i]` is set
-    when the slot makes no frame after this one.
+    `audible[i]` False: the model ended instead of making a frame (its end code is no audio). `finish[i]` is
+    set when the slot makes no frame after this one.
     """
 
     audible: tuple[bool, ...]

@@ -2,8 +2,8 @@
 
 A published folder has `config.json` (talker, code predictor, speaker encoder), `generation_config.json`,
 `model.safetensors` (or an index of parts), the text tokenizer's files, and `speech_tokenizer/` with the
-codec's own `config.json` and weights. Defaults below are the published checkpoints', not the reference classes'
-(whose defaults describe no checkpoint).
+codec's own `config.json` and weights. Defaults below are the published checkpoints', not the reference
+classes' (which describe no checkpoint).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     """Unknown keys are ignored: checkpoints carry training settings too."""
 
 
-class DecoderConfig(_Config):
+class DecoderConfig(_Config, frozen=True, kw_only=True):
     """A Qwen3 decoder's dimensions: the talker's or the code predictor's."""
 
     hidden_size: int
@@ -38,7 +38,7 @@ class DecoderConfig(_Config):
     max_position_embeddings: int = 32768
 
 
-class TalkerConfig(DecoderConfig):
+class TalkerConfig(DecoderConfig, frozen=True, kw_only=True):
     """The talker. Its M-RoPE has equal positions in all three sections, so it is plain RoPE."""
 
     vocab_size: int = 3072
@@ -58,7 +58,7 @@ class TalkerConfig(DecoderConfig):
     code_predictor_config: DecoderConfig
 
 
-class SpeakerEncoderConfig(_Config):
+class SpeakerEncoderConfig(_Config, frozen=True, kw_only=True):
     """The ECAPA-TDNN of Base checkpoints."""
 
     mel_dim: int = 128
@@ -72,7 +72,7 @@ class SpeakerEncoderConfig(_Config):
     sample_rate: int = 24000
 
 
-class TtsConfig(_Config):
+class TtsConfig(_Config, frozen=True, kw_only=True):
     """`config.json`."""
 
     talker_config: TalkerConfig
@@ -88,7 +88,7 @@ class TtsConfig(_Config):
     tts_eos_token_id: int = 151673
 
 
-class CodecDecoderConfig(_Config):
+class CodecDecoderConfig(_Config, frozen=True, kw_only=True):
     """`decoder_config` of `speech_tokenizer/config.json`."""
 
     codebook_size: int = 2048
@@ -110,7 +110,7 @@ class CodecDecoderConfig(_Config):
     decoder_dim: int = 1536
 
 
-class CodecConfig(_Config):
+class CodecConfig(_Config, frozen=True, kw_only=True):
     """`speech_tokenizer/config.json`. `encoder_config` is a Mimi configuration, as transformers takes it."""
 
     decoder_config: CodecDecoderConfig = CodecDecoderConfig()

@@ -2,7 +2,7 @@
 
 The noise of a code depends on the request's seed, the frame, the group and the code alone (Philox 4x32-10,
 key the seed, counter `((frame * 16) + group) * 4096 + code`), so that a seed gives the same codes alone or in
-any batch. A draw is the argmax of logits / temperature + noise over the k best: exactly a draw from their softmax.
+any batch. A draw is the argmax of logits / temperature + noise over the k best: a draw from their softmax.
 """
 
 from __future__ import annotations
