@@ -1,6 +1,7 @@
 """What the gateway and a worker say to each other: msgpack, each after its length (4 bytes, big endian).
 
-Ids are the gateway's, one a request or call, never used twice in a worker's life.
+Ids are the gateway's, from 1, one a request or call, never used twice in a worker's life. Id 0 is the worker
+itself: a `Failed` of it says why it cannot start.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
 
 
 class Start(_Message, frozen=True, kw_only=True):
-    """Begin a request. `job` is the model's; `credit`: frames it may make until more credit comes, None: all."""
+    """Begin a request. `job` is the model's; `credit`: frames it may make until more credit comes, None: all;
+    `first_frames`: frames that its first chunk of audio gathers."""
 
     id: int
     job: bytes
     credit: int | None = None
+    first_frames: int = 1
 
 
 class Text(_Message, frozen=True, kw_only=True):
@@ -40,7 +43,8 @@ class Credit(_Message, frozen=True, kw_only=True):
 
 
 class Abort(_Message, frozen=True, kw_only=True):
-    """Stop a request between two frames. Answered by `Ended`; no audio of it follows the answer."""
+    """Stop a request between two frames. Answered by `Ended`, after which no audio of it follows; not
+    answered when the request's last message was sent already."""
 
     id: int
 
@@ -102,8 +106,9 @@ class Answer(_Message, frozen=True, kw_only=True):
 class Stats(_Message, frozen=True, kw_only=True):
     """What a worker counts, sent once a second while it runs: also the sign that it lives.
 
-    Times in ms since the last message: `frame_ms` and `decode_ms` are means of a launch; `late` counts chunks
-    that came after the client's estimated buffer had run out.
+    `active` slots and `waiting` requests of this moment; the rest since the last message: `frames` of all
+    slots in `launches`, `frame_ms` and `decode_ms` the mean times of a launch, `late` chunks that came after
+    the client's estimated buffer had run out. `memory_bytes` of the model.
     """
 
     active: int

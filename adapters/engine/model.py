@@ -1,15 +1,15 @@
 """What a frame model offers to the worker that drives it.
 
-A frame model makes audio in frames of fixed length (Qwen3-TTS: 80 ms). It has a fixed number of slots; a
-slot is one request's place: its key-value cache, sampling state and codec state on the device. One thread, the
-step thread, calls every method but `call`; nothing here is asynchronous in Python's sense. Work is launched on
-the device and collected later, so that the next frame is queued before the last one is read.
+A frame model makes audio in frames of fixed length (Qwen3-TTS: 80 ms). It has a fixed number of slots; a slot
+is one request's place: its key-value cache, sampling state and codec state on the device. One thread, the
+step thread, calls every method but `call`; nothing here is asynchronous in Python's sense. Work is launched
+on the device and collected later, so that the next frame is queued before the last one is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     `sample_rate` in Hz, `frame_samples` samples a frame; `slots` requests at once; `max_batch` slots that one
     frame can advance; `prefill_rows` prompt positions that one prefill can take; `decode_frames` the chunk
     sizes, in frames, that one codec decode can make of each of its slots, ascending, the first one 1;
+    `frames_kept` frames of a slot whose codes are kept: at most so many are launched and not yet decoded;
     `detail` is what `/metrics` and the log tell of it (device, dtype, parameters …).
     """
 
@@ -35,6 +36,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int
     prefill_rows: int
     decode_frames: tuple[int, ...]
+    frames_kept: int = 64
     detail: dict[str, str] = {}
 
 
@@ -76,7 +78,11 @@ class Pending(Protocol[T_co]):
 
 
 class FrameModel(Protocol):
-    """A loaded model."""
+    """A loaded model.
+
+    It may also have `memory_bytes() -> int`, the device memory that it holds; without it the worker tells its
+    resident memory. Called about once a second on the step thread.
+    """
 
     info: ModelInfo
 
@@ -117,7 +123,10 @@ class FrameModel(Protocol):
         ...
 
     def free(self, slot: int) -> None:
-        """Take the slot back, whatever it is in the middle of. It may be given away at once."""
+        """Take the slot back, whatever it is in the middle of. It may be given away at once.
+
+        What is still in flight of it is void: results are collected and dropped.
+        """
         ...
 
     def call(self, name: str, payload: bytes) -> bytes:
@@ -127,3 +136,13 @@ class FrameModel(Protocol):
             DuplexError: an unknown name, a bad payload.
         """
         ...
+
+
+class ModelFactory(Protocol):
+    """What a worker's `--factory module:function` names: loads a model from the options of its replica.
+
+    Raises:
+        DuplexError: `BAD_CONFIG`: an unknown option, a checkpoint that is not there …
+    """
+
+    def __call__(self, options: Mapping[str, Any]) -> FrameModel: ...

@@ -1,0 +1,392 @@
+"""What one step of a worker does: who gets a slot, who is prefilled, who makes a frame, what is decoded.
+
+Pure: no I/O, no clock, no model. The caller tells what came and what ended, asks for plans and carries them
+out (`steps.Stepper`). Times are ms of one monotonic clock. See docs/frame-engine.md for the rules and why
+they are so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import msgspec
+
+from duplex.adapters.engine.chunks import affordable, chunk
+from duplex.adapters.engine.model import Finish, FrameResult, ModelInfo, SlotView
+from duplex.adapters.engine.streams import NO_SLOT, Stream
+from duplex.adapters.engine.timing import LaunchTimes
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The scheduler's figures.
+
+    `frame_depth` frames in flight at most, `decode_depth` decodes; `decode_work` frames of all slots that one
+    decode takes at most. `lead_ms`: a frame is queued so long before the one ahead of it should end.
+    `start_ms`: when the first audio should be there, counted from the request. `reserve_ms`: a client's
+    buffer, above the time of two decodes, that gathers no longer. `comfort_ms`: a buffer that lets a stream
+    wait while another one has no audio yet. `row_ms`: by how much a prompt row puts a prompt behind others.
+    """
+
+    frame_depth: int = 2
+    decode_depth: int = 2
+    decode_work: int = 256
+    lead_ms: float = 1.5
+    start_ms: float = 40.0
+    reserve_ms: float = 40.0
+    comfort_ms: float = 1000.0
+    row_ms: float = 0.1
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class FrameFlight:
+    """A launched frame. `prefill`: one went before it. `expected_ms` None: nobody knows how long it takes."""
+
+    streams: tuple[Stream, ...]
+    launched: float
+    prefill: bool
+    expected_ms: float | None
+
+    @property
+    def slots(self) -> list[int]:
+        return [stream.slot for stream in self.streams]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class DecodeFlight:
+    """A launched decode: `frames` frames of each stream; `finish` is set where they are the last."""
+
+    streams: tuple[Stream, ...]
+    frames: int
+    finish: tuple[Finish | None, ...]
+    launched: float
+
+    @property
+    def slots(self) -> list[int]:
+        return [stream.slot for stream in self.streams]
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted since the last time: see `messages.Stats`."""
+
+    frames: int
+    launches: int
+    frame_ms: float
+    decode_ms: float
+    late: int
+
+
+class Scheduler:
+    """All requests of a worker.
+
+    A step is: `released` (free these in the model), `admit` (begin these), `plan_prefill`, `plan_frame`,
+    `plan_decodes` until None. Plans count as launched when they are given out. `wake` says when the next step
+    is due even if nothing happens.
+    """
+
+    def __init__(self, info: ModelInfo, policy: Policy | None = None) -> None:
+        self._info = info
+        self._policy = policy or Policy()
+        self._frame_ms = info.frame_samples * 1e3 / info.sample_rate
+        self._streams: dict[int, Stream] = {}
+        self._waiting: deque[Stream] = deque()
+        self._unmade: dict[int, Stream] = {}  # has a slot, has made no frame
+        self._making: dict[int, Stream] = {}  # has made a frame and may make more
+        self._silent: dict[int, Stream] = {}  # has a slot, and no audio of it went out
+        self._holding: dict[int, Stream] = {}  # has frames to be decoded
+        self._free = list(range(info.slots))
+        self._released: list[int] = []
+        self._frames: deque[FrameFlight] = deque()
+        self._decodes: deque[DecodeFlight] = deque()
+        self._frame_times = LaunchTimes()
+        self._decode_times = LaunchTimes()
+        self._frame_end = self._decode_end = 0.0
+        self._prefilled = False  # since the last frame was launched
+        self._frame_count = self._late = 0
+        self.wake: float | None = None
+
+    # --- what came ----------------------------------------------------------------------------------
+
+    def start(
+        self, id: int, job: bytes, now: float, *, credit: int | None = None, first_frames: int = 1
+    ) -> None:
+        """A new request. It waits for a slot, first come first served."""
+        if id in self._streams:
+            raise ValueError(f"request {id} is there already")
+        first = max(1, min(first_frames, self._info.decode_frames[-1]))
+        stream = Stream(
+            id=id, arrived=now, frame_ms=self._frame_ms, job=job, credit=credit, first_frames=first
+        )
+        self._streams[id] = stream
+        self._waiting.append(stream)
+
+    def text(self, id: int, text: str, *, ended: bool) -> int | None:
+        """More text. The slot whose model it is for now; None: it is kept until there is one, or void."""
+        stream = self._streams.get(id)
+        if stream is None or stream.finish is not None:
+            return None
+        if stream.slot == NO_SLOT:
+            stream.text.append((text, ended))
+            return None
+        return stream.slot
+
+    def grant(self, id: int, frames: int) -> None:
+        """The request may make so many frames in all. Credit never shrinks."""
+        stream = self._streams.get(id)
+        if stream is not None and stream.credit is not None:
+            stream.credit = max(stream.credit, frames)
+
+    def abort(self, id: int) -> bool:
+        """Forget a request, wherever it is. False: it is not there."""
+        stream = self._streams.get(id)
+        if stream is None:
+            return False
+        self._end(stream)
+        return True
+
+    # --- slots --------------------------------------------------------------------------------------
+
+    def released(self) -> list[int]:
+        """Slots to take back from the model; they can be given away from now on."""
+        slots, self._released = self._released, []
+        self._free += slots
+        return slots
+
+    def admit(self) -> list[Stream]:
+        """Requests that have a slot now, to be begun: answer each with `begun` or `refused`."""
+        admitted = []
+        while self._waiting and self._free:
+            stream = self._waiting.popleft()
+            stream.slot = self._free.pop()
+            admitted.append(stream)
+        return admitted
+
+    def begun(self, stream: Stream, view: SlotView) -> None:
+        """The model has taken the request."""
+        stream.view = view
+        stream.job = b""
+        stream.text.clear()
+        self._unmade[stream.id] = self._silent[stream.id] = stream
+
+    def refused(self, stream: Stream) -> None:
+        """The model has not taken the request: its slot is free at once."""
+        self._free.append(stream.slot)
+        stream.slot = NO_SLOT
+        self._end(stream)
+
+    # --- plans --------------------------------------------------------------------------------------
+
+    def plan_prefill(self, now: float) -> list[tuple[int, int]]:
+        """(slot, rows) pairs. At most one prefill goes before a frame, so that running streams wait for one;
+        prompts that are nearly in come first, long ones fall behind by their length and no further."""
+        self.wake = None
+        prompts = [(s, rows) for s in self._unmade.values() if s.view and (rows := s.view.prompt_rows)]
+        if not prompts or (self._prefilled and self._candidates()):
+            return []
+        prompts.sort(key=lambda prompt: prompt[0].arrived + prompt[1] * self._policy.row_ms)
+        work = []
+        room = self._info.prefill_rows
+        for stream, rows in prompts:
+            if not room:
+                break
+            taken = min(rows, room)
+            work.append((stream.slot, taken))
+            room -= taken
+        self._prefilled = True
+        return work
+
+    def plan_frame(self, now: float) -> FrameFlight | None:
+        """The next frame. It is queued shortly before the one ahead of it ends: late enough that a request
+        that comes meanwhile is prefilled first, early enough that the device has no gap."""
+        if len(self._frames) >= self._policy.frame_depth:
+            return None
+        if self._frames and (due := self._queue_time(self._frames[-1])) > now:
+            self._wake_at(due)
+            return None
+        streams = self._candidates()
+        if not streams:
+            return None
+        streams = self._most_urgent(streams, now)
+        flight = FrameFlight(
+            streams=tuple(streams),
+            launched=now,
+            prefill=self._prefilled,
+            expected_ms=None if self._prefilled else self._frame_times.expect(len(streams)),
+        )
+        for stream in streams:
+            if not stream.launched:
+                del self._unmade[stream.id]
+                self._making[stream.id] = stream
+            stream.launched += 1
+            stream.flying += 1
+        self._prefilled = False
+        self._frames.append(flight)
+        return flight
+
+    def plan_decodes(self, now: float) -> DecodeFlight | None:
+        """The next decode: the most urgent chunk, and all chunks of its size that are due."""
+        if len(self._decodes) >= self._policy.decode_depth:
+            return None
+        due = self._due_chunks(now)
+        if not due:
+            return None
+        due.sort(key=lambda entry: entry[:2])
+        frames = due[0][2]
+        most = max(1, min(self._info.max_batch, self._policy.decode_work // frames))
+        streams = tuple([stream for _, _, size, stream in due if size == frames][:most])
+        finish = []
+        for stream in streams:
+            stream.ready -= frames
+            stream.decoding += frames
+            if not stream.ready:
+                del self._holding[stream.id]
+            finish.append(None if stream.ready else stream.finish)
+        flight = DecodeFlight(streams=streams, frames=frames, finish=tuple(finish), launched=now)
+        self._decodes.append(flight)
+        return flight
+
+    # --- what ended ---------------------------------------------------------------------------------
+
+    def frame_done(self, result: FrameResult, now: float) -> list[tuple[int, Finish]]:
+        """The oldest frame in flight has ended. Requests that are finished with nothing left to decode: their
+        last message goes behind what is being decoded."""
+        flight = self._frames.popleft()
+        took = now - max(flight.launched, self._frame_end)
+        self._frame_times.add(len(flight.streams), took, learn=not flight.prefill)
+        self._frame_end = now
+        finished: list[tuple[int, Finish]] = []
+        for stream, audible, finish in zip(flight.streams, result.audible, result.finish, strict=True):
+            stream.flying -= 1
+            if stream.over or stream.finish is not None:
+                continue  # void
+            if audible:
+                self._frame_count += 1
+                stream.ready += 1
+                self._holding[stream.id] = stream
+            if finish is not None:
+                stream.finish = finish
+                del self._making[stream.id]
+                if not stream.ready:
+                    finished.append((stream.id, finish))
+                    if not stream.decoding:
+                        self._end(stream)
+        return finished
+
+    def decode_done(self, ended: float, now: float) -> None:
+        """The oldest decode in flight has ended, and its audio goes out now."""
+        flight = self._decodes.popleft()
+        work = len(flight.streams) * flight.frames
+        self._decode_times.add(work, ended - max(flight.launched, self._decode_end))
+        self._decode_end = ended
+        for stream in flight.streams:
+            if stream.over:
+                continue
+            self._late += stream.deliver(flight.frames, now)
+            self._silent.pop(stream.id, None)
+            if stream.finish is not None and not stream.ready and not stream.decoding:
+                self._end(stream)
+
+    # --- what is counted ----------------------------------------------------------------------------
+
+    @property
+    def active(self) -> int:
+        """Slots that are taken."""
+        return self._info.slots - len(self._free) - len(self._released)
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._waiting)
+
+    def take_counts(self) -> Counts:
+        """Counts since the last call."""
+        launches, frame_ms = self._frame_times.take()
+        _, decode_ms = self._decode_times.take()
+        counts = Counts(
+            frames=self._frame_count,
+            launches=launches,
+            frame_ms=frame_ms,
+            decode_ms=decode_ms,
+            late=self._late,
+        )
+        self._frame_count = self._late = 0
+        return counts
+
+    # --- rules --------------------------------------------------------------------------------------
+
+    def _candidates(self) -> list[Stream]:
+        """Streams that could make a frame."""
+        kept = self._info.frames_kept
+        return [
+            stream
+            for streams in (self._unmade, self._making)
+            for stream in streams.values()
+            if stream.undecoded < kept and stream.steppable
+        ]
+
+    def _most_urgent(self, streams: list[Stream], now: float) -> list[Stream]:
+        """Who makes the frame: all, unless there are more than fit, or one of them has no audio yet. Then its
+        frame is kept short: those whose clients have plenty sit out."""
+        start_ms, most = self._policy.start_ms, self._info.max_batch
+        if any(not stream.sent for stream in streams):
+            limit = now + self._policy.comfort_ms
+            streams = [s for s in streams if not s.sent or s.deadline(start_ms) <= limit]
+        if len(streams) > most:
+            streams.sort(key=lambda stream: (stream.deadline(start_ms), stream.id))
+            del streams[most:]
+        return streams
+
+    def _queue_time(self, ahead: FrameFlight) -> float:
+        """When to queue a frame behind this one."""
+        if ahead.expected_ms is None:
+            return 0.0
+        begin = max(ahead.launched, self._frame_end)
+        return begin + 0.9 * ahead.expected_ms - self._policy.lead_ms
+
+    def _due_chunks(self, now: float) -> list[tuple[float, int, int, Stream]]:
+        """(buffer, id, frames, stream) of each chunk that is due."""
+        policy, info = self._policy, self._info
+        reserve = policy.reserve_ms + 2 * self._decode_times.longest()
+        comfort = policy.comfort_ms if any(map(_moving, self._silent.values())) else float("inf")
+        due = []
+        for stream in self._holding.values():
+            buffer = stream.buffer_ms(now)
+            if buffer > comfort and not (stream.finish and self._waiting):
+                continue
+            first = not stream.sent and not stream.decoding
+            frames = chunk(
+                stream.ready,
+                info.decode_frames,
+                wanted=stream.first_frames
+                if first
+                else affordable(buffer, self._frame_ms, info.decode_frames),
+                buffer_ms=buffer,
+                reserve_ms=-1.0 if first else reserve,
+                no_more=stream.finish is not None
+                or (not stream.flying and not stream.steppable)
+                or stream.undecoded >= info.frames_kept,
+            )
+            if frames:
+                due.append((buffer, stream.id, frames, stream))
+            elif not first:
+                self._wake_at(now + buffer - reserve)
+        return due
+
+    def _wake_at(self, time: float) -> None:
+        if self.wake is None or time < self.wake:
+            self.wake = time
+
+    def _end(self, stream: Stream) -> None:
+        stream.over = True
+        for streams in (self._streams, self._unmade, self._making, self._silent, self._holding):
+            streams.pop(stream.id, None)
+        if stream.slot != NO_SLOT:
+            self._released.append(stream.slot)
+        elif stream in self._waiting:
+            self._waiting.remove(stream)
+
+
+def _moving(stream: Stream) -> bool:
+    """A stream without audio is on its way to it: it waits neither for text nor for credit."""
+    view = stream.view
+    return bool(stream.undecoded or stream.steppable or (view is not None and view.prompt_rows))
