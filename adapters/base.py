@@ -11,7 +11,18 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import Delta, Modality, OpenSession, SessionSettings, Signal, Turn, Window
+
+
+class NotConfigured(DuplexError):
+    """An adapter that cannot be had without an option that nobody gave, such as where its model is.
+
+    It is left out where all installed ones are served, and an error where it was asked for by name.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(ErrorCode.BAD_CONFIG, message, param=param)
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +110,8 @@ class AdapterFactory(Protocol):
     """What an entry point of group `duplex.adapters`, or `--adapter module:factory`, names.
 
     `options` come from the configuration's `[adapters.NAME]` table and from flags; an unknown key is
-    refused by name with `DuplexError(BAD_CONFIG)`.
+    refused by name with `DuplexError(BAD_CONFIG)`. An adapter that needs options raises `NotConfigured` when
+    it has none.
     """
 
     def __call__(self, options: Mapping[str, Any]) -> Adapter: ...

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from duplex.adapters.base import Adapter
+from duplex.adapters.base import Adapter, NotConfigured
 from duplex.config import ServerConfig
 from duplex.core.errors import DuplexError, ErrorCode
 
@@ -18,6 +18,7 @@ GROUP = "duplex.adapters"
 DISTRIBUTION = "duplex-gateway"
 _EXTRAS = {
     "duplex.adapters.embedded": "embedded",
+    "duplex.adapters.qwen3_tts": "qwen3-tts",
     "duplex.adapters.vllm": "vllm",
 }
 """Which extra of ours brings what the adapters below a package need."""
@@ -32,7 +33,7 @@ def load_adapters(config: ServerConfig) -> list[Adapter]:
     """The adapters that `config.adapter` names, or all installed ones that have what they need.
 
     Nothing is started. A name that was asked for and cannot be had is an error; one that merely is installed
-    is left out with a warning.
+    is left out: with a warning when a package is missing, silently when it has no options and needs some.
 
     Raises:
         DuplexError: `BAD_CONFIG`: an unknown name or option, a missing package (and what to install), two
@@ -52,6 +53,11 @@ def load_adapters(config: ServerConfig) -> list[Adapter]:
     for name in names:
         try:
             adapters.append(load_adapter(name, config.adapters.get(name, {})))
+        except NotConfigured as error:
+            if config.adapter:
+                raise
+            log.info("left out: %s", error)
+            missing.append(str(error))
         except DuplexError as error:
             if config.adapter or not isinstance(error.__cause__, ImportError):
                 raise

@@ -118,6 +118,34 @@ def test_all_installed_ones_are_served_but_those_that_lack_a_package(
     assert "there is no adapter to serve" in refused(ServerConfig()).message
 
 
+def test_an_adapter_without_its_options_is_left_out_without_a_warning(
+    modules: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (modules / "bare.py").write_text(
+        "from duplex.adapters.base import NotConfigured\n"
+        "from duplex.adapters.scripted import create as scripted\n"
+        "def create(options):\n"
+        "    if not options:\n"
+        "        raise NotConfigured('bare: model is not set', param='model')\n"
+        "    return scripted({'id': options['model']})\n"
+    )
+    points = {"good": Point("good", SCRIPTED), "bare": Point("bare", "bare:create")}
+    monkeypatch.setattr("duplex.adapters.registry.installed_adapters", lambda: points)
+    with caplog.at_level("INFO", logger="duplex.adapters"):
+        (adapter,) = load_adapters(ServerConfig())
+    assert adapter.info.id == "scripted"
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "left out: bare: model is not set")
+    ]
+    # by name, or with options, it is served or refused
+    error = refused(ServerConfig(adapter=("bare",)))
+    assert (error.message, error.param) == ("bare: model is not set", "model")
+    served = load_adapters(ServerConfig(adapters={"bare": {"model": "mine"}}))
+    assert [adapter.info.id for adapter in served] == ["scripted", "mine"]
+    del points["good"]
+    assert "there is no adapter to serve; bare: model is not set" in refused(ServerConfig()).message
+
+
 def test_a_broken_adapter_is_not_left_out_silently(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (modules / "broken.py").write_text("def create(options):\n    return None\n")
     monkeypatch.setattr(
