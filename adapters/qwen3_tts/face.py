@@ -1,0 +1,195 @@
+"""The speech face of Qwen3-TTS: a text, as it arrives, into utterances for the engine; their audio back."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from duplex.adapters.engine.messages import Audio
+from duplex.adapters.qwen3_tts.job import Job, Reference, Sampling
+from duplex.adapters.qwen3_tts.port import Engine, Stream
+from duplex.adapters.qwen3_tts.references import References
+from duplex.adapters.qwen3_tts.rules import GROUPS, Rules
+from duplex.adapters.qwen3_tts.utterances import Piece, Utterances, room
+from duplex.adapters.speech import SpeechChunk, SpeechRequest, SpeechVoice
+
+SAMPLE_RATE: Final = 24000
+FRAME_SAMPLES: Final = 1920
+"""80 ms."""
+AHEAD_FRAMES: Final = 150
+"""Frames (12 s) that a request may be made ahead of whoever takes its audio."""
+
+TextLayout: TypeAlias = Literal["auto", "whole", "streaming"]
+
+
+class QwenSpeech:
+    """A `SpeechFace`."""
+
+    sample_rate = SAMPLE_RATE
+
+    def __init__(
+        self,
+        engine: Engine,
+        rules: Rules,
+        *,
+        positions: int,
+        layout: TextLayout = "auto",
+        sampling: Sampling | None = None,
+    ) -> None:
+        self._engine = engine
+        self._rules = rules
+        self._positions = positions
+        self._layout = layout
+        self._sampling = sampling or Sampling()
+        self.references = References(engine.call)
+
+    @property
+    def voices(self) -> tuple[SpeechVoice, ...]:
+        return self._rules.voices
+
+    def validate(self, request: SpeechRequest) -> SpeechRequest:
+        """See `SpeechFace.validate`."""
+        return self._rules.check(request)
+
+    async def synthesise(
+        self, request: SpeechRequest, text: AsyncIterator[str]
+    ) -> AsyncGenerator[SpeechChunk, None]:
+        """See `SpeechFace.synthesise`. `request` is one that `validate` gave.
+
+        Text without a letter or digit gives nothing. Long texts are several utterances, one after the other.
+        """
+        reference = await self.references.of(request)
+        utterances = Utterances(text, self._room(request, reference))
+        job = self._job(request, reference)
+        frames_left = request.max_new_tokens
+        hold = request.initial_codec_chunk_frames or 1
+        try:
+            while (begun := await utterances.begin(whole=self._waits)) is not None:
+                job = msgspec.structs.replace(
+                    job,
+                    text=begun.text,
+                    ended=begun.last,
+                    whole=begun.last and self._whole,
+                    max_frames=frames_left,
+                )
+                speaking = _Speaking(self._engine, job, begun, utterances, hold=hold)
+                async with aclosing(speaking.chunks()) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                if frames_left is not None:
+                    frames_left -= speaking.frames
+                # what follows the end of the model's speech, when it came before the end of the text, is lost
+                if not speaking.text_ended or (frames_left is not None and frames_left <= 0):
+                    return
+                hold = 1
+        finally:
+            await utterances.close()
+
+    @property
+    def _whole(self) -> bool:
+        """A text that is there at once goes in before the first frame: the reference's choice for all but
+        cloned voices."""
+        return self._layout == "whole" or (self._layout == "auto" and self._rules.kind != "base")
+
+    @property
+    def _waits(self) -> bool:
+        return self._layout == "whole"
+
+    def _room(self, request: SpeechRequest, reference: Reference | None) -> float:
+        return room(
+            self._positions,
+            instructions=request.instructions,
+            reference_text=reference.text if reference is not None else "",
+            reference_frames=len(reference.codes) // (2 * GROUPS) if reference is not None else 0,
+        )
+
+    def _job(self, request: SpeechRequest, reference: Reference | None) -> Job:
+        """Without its text. All utterances of a request have its seed: a designed voice stays more alike."""
+        seed = request.seed if request.seed is not None else secrets.randbits(63)
+        return Job(
+            text="",
+            ended=False,
+            whole=False,
+            language=self._rules.language(request),
+            speaker=request.voice if self._rules.kind == "custom_voice" else None,
+            instructions=request.instructions,
+            reference=reference,
+            seed=seed % 2**64,  # seeds below zero are seeds too
+            sampling=self._sampling,
+        )
+
+
+class _Speaking:
+    """One utterance. `frames` counts what was made; `text_ended`: the model had all of its text."""
+
+    def __init__(self, engine: Engine, job: Job, begun: Piece, utterances: Utterances, *, hold: int) -> None:
+        self.frames = 0
+        self.text_ended = begun.last
+        self._engine = engine
+        self._job = msgspec.msgpack.encode(job)
+        self._utterances = utterances
+        self._hold = hold
+
+    async def chunks(self) -> AsyncGenerator[SpeechChunk, None]:
+        async with self._engine.request(self._job, credit=AHEAD_FRAMES) as stream:
+            feeding = None if self.text_ended else asyncio.ensure_future(self._feed(stream))
+            audio = aiter(stream)
+            credit = AHEAD_FRAMES
+            held: list[bytes] = []
+            try:
+                while (message := await _next(audio, feeding)) is not None:
+                    self.frames += len(message.samples) // (4 * FRAME_SAMPLES)
+                    held.append(message.samples)
+                    if self.frames < self._hold and message.finish is None:
+                        continue
+                    yield self._chunk(b"".join(held), message.finish)
+                    held.clear()
+                    if message.finish is not None:
+                        return
+                    if credit - self.frames < AHEAD_FRAMES // 2:
+                        credit = self.frames + AHEAD_FRAMES
+                        stream.send_credit(credit)
+            finally:
+                if feeding is not None:
+                    feeding.cancel()
+                    await asyncio.gather(feeding, return_exceptions=True)
+
+    def _chunk(self, samples: bytes, finish: Literal["stop", "length"] | None) -> SpeechChunk:
+        # another utterance may follow: then "stop" is not the end
+        last = finish == "length" or self._utterances.done
+        return SpeechChunk(
+            samples=np.frombuffer(samples, "<f4"),
+            sample_rate=SAMPLE_RATE,
+            finish_reason=finish if last else None,
+        )
+
+    async def _feed(self, stream: Stream) -> None:
+        while not self.text_ended:
+            piece = await self._utterances.more()
+            stream.send_text(piece.text, ended=piece.last)
+            self.text_ended = piece.last
+
+
+async def _next(audio: AsyncIterator[Audio], feeding: asyncio.Future[None] | None) -> Audio | None:
+    """The next message. Raises what `feeding` failed with: no audio comes of text that does not."""
+    if feeding is None or feeding.done():
+        if feeding is not None:
+            feeding.result()
+        return await anext(audio, None)
+    coming = asyncio.ensure_future(anext(audio, None))
+    try:
+        both: set[asyncio.Future[Any]] = {coming, feeding}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not coming.done():
+            feeding.result()
+        return await coming
+    finally:
+        if not coming.done():
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
