@@ -1,10 +1,8 @@
 """Stored voices: uploaded recordings and precomputed profiles, one `.safetensors` file each.
 
 An uploaded voice is the recording as it came (`audio`, uint8) with its description in the file's metadata,
-so a folder can be copied from host to host. Files appear whole or not at all: they are written beside their
-place and moved into it. A precomputed folder has a `custom_voice_manifest.json` with `voices: {name: {name,
-file, mode, …}}` and files with `speaker_embedding` (float32, shape (d,)) and, mode icl, `ref_code` (int32,
-shape (frames, 16)).
+so a folder can be copied from host to host. Files appear whole or not at all. The precomputed ones are those
+of `profiles`.
 
 Blocking: callers run these methods off the event loop.
 """
@@ -12,14 +10,12 @@ Blocking: callers run these methods off the event loop.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import tempfile
 import threading
 import time
 import unicodedata
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -28,6 +24,7 @@ from safetensors.numpy import save
 
 from duplex.adapters.speech import UploadedVoice
 from duplex.core.errors import DuplexError, ErrorCode
+from duplex.speech.profiles import load_profiles, voice_file_name, voice_key, write_whole
 from duplex.speech.reference import decode_reference
 
 MAX_VOICE_BYTES: Final = 10 * 1024 * 1024
@@ -52,7 +49,6 @@ MIME_TYPES: Final = frozenset(
         "video/webm",
     }
 )
-MANIFEST: Final = "custom_voice_manifest.json"
 MAX_WORDS: Final = 4096
 """Characters of each of the words about a voice: the list of voices repeats them all."""
 _MAX_FILE_NAME: Final = 240
@@ -75,7 +71,7 @@ class VoiceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 def check_name(name: str) -> str:
     """The name, if it can be a voice's: it becomes a file name, so nothing of a path may be in it."""
     name = unicodedata.normalize("NFC", name.strip())
-    fits = len(_file_name(name).encode()) <= _MAX_FILE_NAME
+    fits = len(voice_file_name(name).encode()) <= _MAX_FILE_NAME
     if not _NAME.fullmatch(name) or ".." in name or name.endswith(".") or not fits:
         raise DuplexError(
             ErrorCode.INVALID_VALUE,
@@ -83,15 +79,6 @@ def check_name(name: str) -> str:
             param="name",
         )
     return name
-
-
-def _key(name: str) -> str:
-    """What tells voices apart: neither case nor the way in which an accent is written."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name.strip()).casefold())
-
-
-def _file_name(name: str) -> str:
-    return f"{_key(name)}.safetensors"
 
 
 class VoiceStore:
@@ -105,7 +92,7 @@ class VoiceStore:
         self._most = most
         self._lock = threading.Lock()
         self._records: dict[str, tuple[VoiceRecord, Path, str]] = {}
-        self._precomputed = _load_manifest(precomputed) if precomputed is not None else {}
+        self._precomputed = load_profiles(precomputed) if precomputed is not None else {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(folder.glob("*.safetensors")):
@@ -176,7 +163,7 @@ class VoiceStore:
         )
         digest = hashlib.sha256(audio).hexdigest()
         with self._lock:
-            key = _key(name)
+            key = voice_key(name)
             if key in self._precomputed:
                 raise DuplexError(ErrorCode.VOICE_EXISTS, f"voice {name} is a precomputed one", param="name")
             if key in self._records:
@@ -189,22 +176,22 @@ class VoiceStore:
                 )
             if len(self._records) >= self._most:
                 raise DuplexError(ErrorCode.VOICE_LIMIT, f"{self._most} voices are stored; delete one")
-            path = self._folder / _file_name(name)
-            _write_whole(path, _pack(record, audio, digest))
+            path = self._folder / voice_file_name(name)
+            write_whole(path, _pack(record, audio, digest))
             self._records[key] = (record, path, digest)
         return record, True
 
     def remove(self, name: str) -> None:
         """Delete an uploaded voice. Raises `VOICE_NOT_FOUND`."""
         with self._lock:
-            found = self._records.pop(_key(name), None)
+            found = self._records.pop(voice_key(name), None)
             if found is None:
                 raise DuplexError(ErrorCode.VOICE_NOT_FOUND, f"no uploaded voice {name[:64]}", param="name")
             found[1].unlink(missing_ok=True)
 
     def find(self, name: str) -> UploadedVoice | None:
         """The stored voice of that name, decoded; None when there is none."""
-        key = _key(name)
+        key = voice_key(name)
         if key in self._precomputed:
             return self._precomputed[key]
         with self._lock:
@@ -228,7 +215,7 @@ class VoiceStore:
             with safe_open(path, "np") as file:
                 metadata = file.metadata() or {}
             record = msgspec.json.decode(metadata["voice"], type=VoiceRecord)
-            self._records[_key(record.name)] = (record, path, metadata["sha256"])
+            self._records[voice_key(record.name)] = (record, path, metadata["sha256"])
         except (SafetensorError, KeyError, msgspec.MsgspecError, OSError):
             return  # somebody else's file: leave it alone
 
@@ -236,50 +223,3 @@ class VoiceStore:
 def _pack(record: VoiceRecord, audio: bytes, digest: str) -> bytes:
     metadata = {"voice": msgspec.json.encode(record).decode(), "sha256": digest}
     return bytes(save({"audio": np.frombuffer(audio, np.uint8)}, metadata=metadata))
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write beside, flush to disk, move into place: readers see all or nothing."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".upload-", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _load_manifest(folder: Path) -> dict[str, UploadedVoice]:
-    """Precomputed voices by lower-case name."""
-    try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
-        entries: dict[str, Any] = manifest["voices"]
-        return {_key(name): _load_profile(folder, name, entry) for name, entry in entries.items()}
-    except (
-        OSError,
-        SafetensorError,
-        msgspec.MsgspecError,
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ) as error:
-        raise DuplexError(ErrorCode.BAD_CONFIG, f"precomputed voices in {folder}: {error}") from error
-
-
-def _load_profile(folder: Path, name: str, entry: dict[str, Any]) -> UploadedVoice:
-    path = folder / str(entry["file"])
-    if path.resolve().parent != folder.resolve():
-        raise ValueError(f"voice {name} names a file outside its folder")
-    with safe_open(path, "np") as file:
-        embedding = file.get_tensor("speaker_embedding").astype(np.float32).reshape(-1)
-        codes = file.get_tensor("ref_code") if "ref_code" in file.keys() else None  # noqa: SIM118
-    return UploadedVoice(
-        name=name,
-        text=entry.get("ref_text"),
-        embedding=tuple(map(float, embedding)),
-        codes=None if codes is None else tuple(tuple(map(int, row)) for row in codes),
-    )

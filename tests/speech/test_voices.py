@@ -13,9 +13,11 @@ from safetensors.numpy import save_file
 from speech_stage import Stage, config
 from test_http import recording
 
+from duplex.adapters.speech import UploadedVoice
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.server.run import running_gateway
-from duplex.speech.voices import MANIFEST, VoiceStore
+from duplex.speech.profiles import MANIFEST, load_profiles, save_profile
+from duplex.speech.voices import VoiceStore
 
 
 def write_folder(folder: Path, **voices: dict[str, Any]) -> None:
@@ -77,6 +79,48 @@ def test_a_precomputed_folder_that_is_not_whole_stops_the_start(tmp_path: Path, 
     with pytest.raises(DuplexError) as fault:
         VoiceStore(None, precomputed=folder)
     assert fault.value.code is ErrorCode.BAD_CONFIG
+
+
+def test_what_a_tool_saves_is_loaded(tmp_path: Path) -> None:
+    embedding = tuple(np.linspace(-1, 1, 1024, dtype=np.float32).tolist())
+    ann = UploadedVoice(name="Ann Élise", text="hello", embedding=embedding, codes=(tuple(range(16)),) * 3)
+    bob = UploadedVoice(name="bob", embedding=embedding)
+    folder = tmp_path / "new" / "voices"
+    save_profile(folder, ann)
+    save_profile(folder, bob)
+    assert load_profiles(folder) == {"ann élise": ann, "bob": bob}
+    manifest = json.loads((folder / MANIFEST).read_bytes())["voices"]
+    assert {name: entry["mode"] for name, entry in manifest.items()} == {"Ann Élise": "icl", "bob": "xvec"}
+    assert VoiceStore(None, precomputed=folder).find("ANN ÉLISE") == ann
+
+
+def test_a_saved_voice_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    first = UploadedVoice(name="Ann", embedding=(1.0,) * 1024, codes=(tuple(range(16)),), text="hello")
+    second = UploadedVoice(name="ANN", embedding=(2.0,) * 1024)
+    save_profile(tmp_path, first)
+    tree = json.loads((tmp_path / MANIFEST).read_bytes())
+    (tmp_path / MANIFEST).write_text(json.dumps(tree | {"made_by": "somebody"}))
+    with pytest.raises(DuplexError) as caught:
+        save_profile(tmp_path, second)
+    assert caught.value.code is ErrorCode.VOICE_EXISTS
+    assert load_profiles(tmp_path) == {"ann": first}
+    save_profile(tmp_path, second, replace=True)
+    assert load_profiles(tmp_path) == {"ann": second}
+    assert json.loads((tmp_path / MANIFEST).read_bytes())["made_by"] == "somebody"
+
+
+def test_a_folder_that_is_broken_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text("{")
+    with pytest.raises(DuplexError) as caught:
+        save_profile(tmp_path, UploadedVoice(name="ann", embedding=(1.0,) * 1024))
+    assert caught.value.code is ErrorCode.BAD_CONFIG
+    assert [path.name for path in tmp_path.iterdir()] == [MANIFEST]
+
+
+def test_the_mode_says_whether_codes_are_used(tmp_path: Path) -> None:
+    write_profile(tmp_path / "a.safetensors", codes=True)
+    write_folder(tmp_path, ann={"name": "ann", "file": "a.safetensors", "mode": "xvec"})
+    assert load_profiles(tmp_path)["ann"].codes is None
 
 
 async def test_precomputed_voices_are_served_and_their_names_are_taken(tmp_path: Path) -> None:
