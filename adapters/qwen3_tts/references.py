@@ -1,4 +1,4 @@
-"""Voices to clone, as a worker takes them. A recording is encoded once, for all requests that speak with it."""
+"""Voices to clone, as a worker takes them. A recording is encoded once, for all who speak with it."""
 
 from __future__ import annotations
 
