@@ -10,10 +10,11 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from duplex.adapters.engine.messages import Audio
+from duplex.adapters.engine.model import Finish
 from duplex.adapters.qwen3_tts.job import Job, Reference, Sampling
-from duplex.adapters.qwen3_tts.port import Engine, Stream
+from duplex.adapters.qwen3_tts.port import Chunk, Engine, Stream
 from duplex.adapters.qwen3_tts.references import References
 from duplex.adapters.qwen3_tts.rules import GROUPS, Rules
 from duplex.adapters.qwen3_tts.utterances import Piece, Utterances, room
@@ -137,34 +138,31 @@ class _Speaking:
         self._hold = hold
 
     async def chunks(self) -> AsyncGenerator[SpeechChunk, None]:
-        async with self._engine.request(self._job, credit=AHEAD_FRAMES) as stream:
+        async with self._engine.request(self._job, window=AHEAD_FRAMES) as stream:
             feeding = None if self.text_ended else asyncio.ensure_future(self._feed(stream))
             audio = aiter(stream)
-            credit = AHEAD_FRAMES
-            held: list[bytes] = []
+            held: list[NDArray[np.float32]] = []
             try:
-                while (message := await _next(audio, feeding)) is not None:
-                    self.frames += len(message.samples) // (4 * FRAME_SAMPLES)
-                    held.append(message.samples)
-                    if self.frames < self._hold and message.finish is None:
+                while (chunk := await _next(audio, feeding)) is not None:
+                    self.frames += len(chunk.samples) // FRAME_SAMPLES
+                    held.append(chunk.samples)
+                    if self.frames < self._hold and chunk.finish is None:
                         continue
-                    yield self._chunk(b"".join(held), message.finish)
+                    samples = held[0] if len(held) == 1 else np.concatenate(held)
                     held.clear()
-                    if message.finish is not None:
+                    yield self._chunk(samples, chunk.finish)
+                    if chunk.finish is not None:
                         return
-                    if credit - self.frames < AHEAD_FRAMES // 2:
-                        credit = self.frames + AHEAD_FRAMES
-                        stream.send_credit(credit)
             finally:
                 if feeding is not None:
                     feeding.cancel()
                     await asyncio.gather(feeding, return_exceptions=True)
 
-    def _chunk(self, samples: bytes, finish: Literal["stop", "length"] | None) -> SpeechChunk:
+    def _chunk(self, samples: NDArray[np.float32], finish: Finish | None) -> SpeechChunk:
         # another utterance may follow: then "stop" is not the end
         last = finish == "length" or self._utterances.done
         return SpeechChunk(
-            samples=np.frombuffer(samples, "<f4"),
+            samples=samples,
             sample_rate=SAMPLE_RATE,
             finish_reason=finish if last else None,
         )
@@ -176,8 +174,8 @@ class _Speaking:
             self.text_ended = piece.last
 
 
-async def _next(audio: AsyncIterator[Audio], feeding: asyncio.Future[None] | None) -> Audio | None:
-    """The next message. Raises what `feeding` failed with: no audio comes of text that does not."""
+async def _next(audio: AsyncIterator[Chunk], feeding: asyncio.Future[None] | None) -> Chunk | None:
+    """The next chunk. Raises what `feeding` failed with: no audio comes of text that does not."""
     if feeding is None or feeding.done():
         if feeding is not None:
             feeding.result()

@@ -6,40 +6,41 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from duplex.adapters.engine.messages import Audio
+import numpy as np
+from numpy.typing import NDArray
+
+from duplex.adapters.engine.model import Finish
+
+
+class Chunk(Protocol):
+    """More audio: float32 mono, shape (n,), whole frames, perhaps none. `finish` is set on the last."""
+
+    @property
+    def samples(self) -> NDArray[np.float32]: ...
+
+    @property
+    def finish(self) -> Finish | None: ...
 
 
 class Stream(Protocol):
-    """A running request: iterate over its audio. The last message has `finish`."""
+    """A running request: iterate over its audio."""
 
-    def __aiter__(self) -> AsyncIterator[Audio]: ...
+    def __aiter__(self) -> AsyncIterator[Chunk]: ...
 
     def send_text(self, text: str, *, ended: bool = False) -> None:
-        """More of its text."""
-        ...
-
-    def send_credit(self, frames: int) -> None:
-        """It may make that many frames in all."""
+        """More of its text; void when it is over."""
         ...
 
 
 class Engine(Protocol):
     """Workers, as one."""
 
-    @property
-    def healthy(self) -> bool:
-        """At least one worker takes requests."""
-        ...
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def request(self, job: bytes, *, credit: int | None = None) -> AbstractAsyncContextManager[Stream]:
-        """Begin a request. Leaving the context aborts what still runs.
+    def request(self, job: bytes, *, window: int | None = None) -> AbstractAsyncContextManager[Stream]:
+        """Begin a request, made at most `window` frames ahead of whoever takes its audio. Leaving the context
+        aborts what still runs.
 
         Raises:
-            DuplexError: what is wrong with the job; `ENGINE_DOWN`, also in the middle.
+            DuplexError: what is wrong with the job; `ENGINE_DOWN`; `ADAPTER_FAILED` when its worker dies.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Voices that were computed ahead: a folder with `custom_voice_manifest.json` and a `.safetensors` file each.
 
 The manifest is `{"voices": {name: {"name", "file", "mode", "ref_text"}}}`. A file has `speaker_embedding`
-(float32, shape (d,)) and, mode `icl`, `ref_code` (int32, shape (frames, 16)), which `ref_text` is the words of;
-mode `xvec` has the embedding alone. Files appear whole or not at all.
+(float32, shape (d,)) and, mode `icl`, `ref_code` (int32, shape (frames, 16)), which `ref_text` is the words
+of; mode `xvec` has the embedding alone. Files appear whole or not at all.
 
 Blocking: callers run these functions off the event loop.
 """

@@ -5,25 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from duplex.adapters.engine.messages import Audio
+from duplex.adapters.engine.model import Finish
 from duplex.adapters.qwen3_tts.job import EncodeReference, Job, Reference
 from duplex.core.errors import DuplexError, ErrorCode
 
 FRAME = 1920
 
 
-class FakeStream:
-    """`job` as it was started, `sent` what came after, `credit` in frames, `over` when it was left."""
+class FakeChunk(msgspec.Struct, frozen=True, kw_only=True):
+    samples: NDArray[np.float32]
+    finish: Finish | None = None
 
-    def __init__(self, engine: FakeEngine, job: Job, credit: int | None) -> None:
+
+class FakeStream:
+    """`job` as it was started, `sent` what came after, `window` in frames, `over` when it was left."""
+
+    def __init__(self, engine: FakeEngine, job: Job, window: int | None) -> None:
         self.engine = engine
         self.job = job
-        self.credit = credit
+        self.window = window
         self.sent: list[tuple[str, bool]] = []
         self.over = False
         self.made = 0
@@ -43,13 +48,7 @@ class FakeStream:
         self.sent.append((text, ended))
         self.moved.set()
 
-    def send_credit(self, frames: int) -> None:
-        assert self.credit is not None
-        assert frames > self.credit
-        self.credit = frames
-        self.moved.set()
-
-    async def __aiter__(self) -> AsyncIterator[Audio]:
+    async def __aiter__(self) -> AsyncIterator[FakeChunk]:
         """A frame for each character, chunks of 1, 2, 4 … frames; ends with the text, or at `max_frames`."""
         size = 1
         ceiling = self.job.max_frames or self.engine.ceiling
@@ -59,9 +58,7 @@ class FakeStream:
             if self.engine.gate is not None:
                 await self.engine.gate.acquire()
             frames = min(size, len(self.text) - self.made, ceiling - self.made)
-            if self.credit is not None:
-                frames = min(frames, self.credit - self.made)
-            finish: Any = None
+            finish: Finish | None = None
             if self.made + frames >= ceiling:
                 finish = "length"
             elif self.ended and self.made + frames >= len(self.text):
@@ -69,7 +66,7 @@ class FakeStream:
             if frames or finish:
                 self.made += frames
                 size = min(2 * size, 16)
-                yield Audio(id=1, samples=self.engine.samples(self, frames), finish=finish)
+                yield FakeChunk(samples=self.engine.samples(self, frames), finish=finish)
                 if finish is not None:
                     return
                 await asyncio.sleep(0)
@@ -103,15 +100,15 @@ class FakeEngine:
     def running(self) -> list[FakeStream]:
         return [stream for stream in self.streams if not stream.over]
 
-    def samples(self, stream: FakeStream, frames: int) -> bytes:
+    def samples(self, stream: FakeStream, frames: int) -> NDArray[np.float32]:
         value = (self.streams.index(stream) + 1) / 100
-        return np.full(frames * FRAME, value, "<f4").tobytes()
+        return np.full(frames * FRAME, value, np.float32)
 
     @contextlib.asynccontextmanager
-    async def request(self, job: bytes, *, credit: int | None = None) -> AsyncIterator[FakeStream]:
+    async def request(self, job: bytes, *, window: int | None = None) -> AsyncIterator[FakeStream]:
         if not self.healthy:
             raise DuplexError(ErrorCode.ENGINE_DOWN, "no worker runs")
-        stream = FakeStream(self, msgspec.msgpack.decode(job, type=Job), credit)
+        stream = FakeStream(self, msgspec.msgpack.decode(job, type=Job), window)
         self.streams.append(stream)
         self.begun.set()
         try:
