@@ -6,13 +6,10 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from duplex.adapters.engine.model import Finish
 from duplex.adapters.qwen3_tts.job import Job, Reference, Sampling
 from duplex.adapters.qwen3_tts.port import Chunk, Engine, Stream
 from duplex.adapters.qwen3_tts.references import References
@@ -20,19 +17,19 @@ from duplex.adapters.qwen3_tts.rules import GROUPS, Rules
 from duplex.adapters.qwen3_tts.utterances import Piece, Utterances, room
 from duplex.adapters.speech import SpeechChunk, SpeechRequest, SpeechVoice
 
-SAMPLE_RATE: Final = 24000
-FRAME_SAMPLES: Final = 1920
-"""80 ms."""
-AHEAD_FRAMES: Final = 150
-"""Frames (12 s) that a request may be made ahead of whoever takes its audio."""
-
 TextLayout: TypeAlias = Literal["auto", "whole", "streaming"]
 
 
 class QwenSpeech:
-    """A `SpeechFace`."""
+    """A `SpeechFace`.
 
-    sample_rate = SAMPLE_RATE
+    Args:
+        engine, rules: of the checkpoint.
+        positions: prompt rows and frames that one utterance can have.
+        layout: see `TtsOptions.text_layout`.
+        sampling: how codes are drawn; None: as the published checkpoints say.
+        sample_rate, frame_samples: the codec's, Hz and samples.
+    """
 
     def __init__(
         self,
@@ -40,9 +37,13 @@ class QwenSpeech:
         rules: Rules,
         *,
         positions: int,
+        sample_rate: int = 24000,
+        frame_samples: int = 1920,
         layout: TextLayout = "auto",
         sampling: Sampling | None = None,
     ) -> None:
+        self.sample_rate = sample_rate
+        self.frame_samples = frame_samples
         self._engine = engine
         self._rules = rules
         self._positions = positions
@@ -69,7 +70,7 @@ class QwenSpeech:
         utterances = Utterances(text, self._room(request, reference))
         job = self._job(request, reference)
         frames_left = request.max_new_tokens
-        hold = request.initial_codec_chunk_frames or 1
+        first_frames = request.initial_codec_chunk_frames or 1
         try:
             while (begun := await utterances.begin(whole=self._waits)) is not None:
                 job = msgspec.structs.replace(
@@ -79,16 +80,22 @@ class QwenSpeech:
                     whole=begun.last and self._whole,
                     max_frames=frames_left,
                 )
-                speaking = _Speaking(self._engine, job, begun, utterances, hold=hold)
+                speaking = _Speaking(self._engine, job, begun, utterances, first_frames=first_frames)
                 async with aclosing(speaking.chunks()) as chunks:
                     async for chunk in chunks:
-                        yield chunk
-                if frames_left is not None:
-                    frames_left -= speaking.frames
+                        if frames_left is not None:
+                            frames_left -= len(chunk.samples) // self.frame_samples
+                        # another utterance may follow: then "stop" is not the end
+                        last = chunk.finish == "length" or utterances.done
+                        yield SpeechChunk(
+                            samples=chunk.samples,
+                            sample_rate=self.sample_rate,
+                            finish_reason=chunk.finish if last else None,
+                        )
                 # what follows the end of the model's speech, when it came before the end of the text, is lost
                 if not speaking.text_ended or (frames_left is not None and frames_left <= 0):
                     return
-                hold = 1
+                first_frames = 1
         finally:
             await utterances.close()
 
@@ -127,45 +134,31 @@ class QwenSpeech:
 
 
 class _Speaking:
-    """One utterance. `frames` counts what was made; `text_ended`: the model had all of its text."""
+    """One utterance. `text_ended`: the model had all of its text."""
 
-    def __init__(self, engine: Engine, job: Job, begun: Piece, utterances: Utterances, *, hold: int) -> None:
-        self.frames = 0
+    def __init__(
+        self, engine: Engine, job: Job, begun: Piece, utterances: Utterances, *, first_frames: int
+    ) -> None:
         self.text_ended = begun.last
         self._engine = engine
         self._job = msgspec.msgpack.encode(job)
         self._utterances = utterances
-        self._hold = hold
+        self._first_frames = first_frames
 
-    async def chunks(self) -> AsyncGenerator[SpeechChunk, None]:
-        async with self._engine.request(self._job, window=AHEAD_FRAMES) as stream:
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """Its audio, while its text is fed."""
+        async with self._engine.request(self._job, first_frames=self._first_frames) as stream:
             feeding = None if self.text_ended else asyncio.ensure_future(self._feed(stream))
             audio = aiter(stream)
-            held: list[NDArray[np.float32]] = []
             try:
                 while (chunk := await _next(audio, feeding)) is not None:
-                    self.frames += len(chunk.samples) // FRAME_SAMPLES
-                    held.append(chunk.samples)
-                    if self.frames < self._hold and chunk.finish is None:
-                        continue
-                    samples = held[0] if len(held) == 1 else np.concatenate(held)
-                    held.clear()
-                    yield self._chunk(samples, chunk.finish)
+                    yield chunk
                     if chunk.finish is not None:
                         return
             finally:
                 if feeding is not None:
                     feeding.cancel()
                     await asyncio.gather(feeding, return_exceptions=True)
-
-    def _chunk(self, samples: NDArray[np.float32], finish: Finish | None) -> SpeechChunk:
-        # another utterance may follow: then "stop" is not the end
-        last = finish == "length" or self._utterances.done
-        return SpeechChunk(
-            samples=samples,
-            sample_rate=SAMPLE_RATE,
-            finish_reason=finish if last else None,
-        )
 
     async def _feed(self, stream: Stream) -> None:
         while not self.text_ended:

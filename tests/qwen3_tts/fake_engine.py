@@ -23,12 +23,12 @@ class FakeChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FakeStream:
-    """`job` as it was started, `sent` what came after, `window` in frames, `over` when it was left."""
+    """`job` as it was started, `sent` what came after, `first_frames` as asked, `over` when it was left."""
 
-    def __init__(self, engine: FakeEngine, job: Job, window: int | None) -> None:
+    def __init__(self, engine: FakeEngine, job: Job, first_frames: int) -> None:
         self.engine = engine
         self.job = job
-        self.window = window
+        self.first_frames = first_frames
         self.sent: list[tuple[str, bool]] = []
         self.over = False
         self.made = 0
@@ -50,7 +50,7 @@ class FakeStream:
 
     async def __aiter__(self) -> AsyncIterator[FakeChunk]:
         """A frame for each character, chunks of 1, 2, 4 … frames; ends with the text, or at `max_frames`."""
-        size = 1
+        size = self.first_frames
         ceiling = self.job.max_frames or self.engine.ceiling
         while True:
             if self.engine.fault is not None:
@@ -58,6 +58,8 @@ class FakeStream:
             if self.engine.gate is not None:
                 await self.engine.gate.acquire()
             frames = min(size, len(self.text) - self.made, ceiling - self.made)
+            if not self.made and frames < size and not self.ended:
+                frames = 0
             finish: Finish | None = None
             if self.made + frames >= ceiling:
                 finish = "length"
@@ -105,10 +107,10 @@ class FakeEngine:
         return np.full(frames * FRAME, value, np.float32)
 
     @contextlib.asynccontextmanager
-    async def request(self, job: bytes, *, window: int | None = None) -> AsyncIterator[FakeStream]:
+    async def request(self, job: bytes, *, first_frames: int = 1) -> AsyncIterator[FakeStream]:
         if not self.healthy:
             raise DuplexError(ErrorCode.ENGINE_DOWN, "no worker runs")
-        stream = FakeStream(self, msgspec.msgpack.decode(job, type=Job), window)
+        stream = FakeStream(self, msgspec.msgpack.decode(job, type=Job), first_frames)
         self.streams.append(stream)
         self.begun.set()
         try:

@@ -11,7 +11,7 @@ import pytest
 from fake_engine import FRAME, FakeEngine
 from test_utterances import Tap
 
-from duplex.adapters.qwen3_tts.face import AHEAD_FRAMES, QwenSpeech, TextLayout
+from duplex.adapters.qwen3_tts.face import QwenSpeech, TextLayout
 from duplex.adapters.qwen3_tts.job import TtsModelType
 from duplex.adapters.qwen3_tts.references import References
 from duplex.adapters.qwen3_tts.rules import Rules
@@ -150,13 +150,14 @@ async def test_a_text_without_words_touches_no_engine(text: str) -> None:
     assert not engine.streams
 
 
-async def test_first_frames_are_held_together_when_asked() -> None:
+@pytest.mark.parametrize(("asked", "first"), [(None, 1), (0, 1), (5, 5)])
+async def test_frames_of_the_first_chunk(asked: int | None, first: int) -> None:
     engine = FakeEngine()
-    chunks = await said(face(engine), "Twenty characters, .", initial_codec_chunk_frames=5)
-    assert frames(chunks)[0] >= 5
-    assert sum(frames(chunks)) == 20
-    chunks = await said(face(engine), "Hi.", initial_codec_chunk_frames=50)
-    assert frames(chunks) == [3]
+    text = "The keeper climbed the stairs and lit the lamp. " * 12
+    chunks = await said(face(engine), text, initial_codec_chunk_frames=asked)
+    assert frames(chunks)[0] == first
+    # what follows without a pause need not hurry
+    assert [stream.first_frames for stream in engine.streams] == [first, 1, 1]
 
 
 async def test_a_ceiling_cuts_with_finish_reason_length() -> None:
@@ -165,12 +166,6 @@ async def test_a_ceiling_cuts_with_finish_reason_length() -> None:
     assert engine.streams[0].job.max_frames == 5
     assert sum(frames(chunks)) == 5
     assert chunks[-1].finish_reason == "length"
-
-
-async def test_the_engine_may_be_only_so_far_ahead_of_the_listener() -> None:
-    engine = FakeEngine()
-    await said(face(engine), "Hello there.")
-    assert engine.streams[0].window == AHEAD_FRAMES
 
 
 # --- long texts ---------------------------------------------------------------------------------------
