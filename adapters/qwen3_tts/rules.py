@@ -20,7 +20,14 @@ from duplex.adapters.qwen3_tts.names import (
     language_key,
     speaker_key,
 )
-from duplex.adapters.speech import OPENAI_VOICES, SpeechRequest, SpeechVoice, TaskType, UploadedVoice
+from duplex.adapters.speech import (
+    OPENAI_VOICES,
+    ReferenceAudio,
+    SpeechRequest,
+    SpeechVoice,
+    TaskType,
+    UploadedVoice,
+)
 from duplex.core.errors import DuplexError, ErrorCode
 
 MAX_INSTRUCTIONS: Final = 500
@@ -266,7 +273,7 @@ class Rules:
     def _from_stored(self, request: SpeechRequest, voice: UploadedVoice) -> SpeechRequest:
         text = request.reference_text or voice.text
         if voice.reference is not None:
-            _check_length(len(voice.reference.samples), voice.reference.sample_rate, "voice")
+            check_length(voice.reference, "voice")
         else:
             self._check_profile(voice)
             if voice.codes is not None and not text and not request.x_vector_only_mode:
@@ -293,7 +300,7 @@ class Rules:
 
     def _from_recording(self, request: SpeechRequest) -> SpeechRequest:
         assert request.reference is not None
-        _check_length(len(request.reference.samples), request.reference.sample_rate, "ref_audio")
+        check_length(request.reference, "ref_audio")
         if request.x_vector_only_mode:  # the reference implementation ignores the words, too
             return msgspec.structs.replace(request, reference_text=None)
         if not (request.reference_text or "").strip():
@@ -336,8 +343,9 @@ def _described(name: str) -> str:
     return f"{speaker.description}; native: {speaker.language}" if speaker is not None else ""
 
 
-def _check_length(samples: int, rate: int, param: str) -> None:
-    if samples < rate * MIN_REFERENCE_MS / 1000:
+def check_length(recording: ReferenceAudio, param: str) -> None:
+    """Raises `DuplexError(INVALID_VALUE)` for a recording that is too short to clone."""
+    if len(recording.samples) < recording.sample_rate * MIN_REFERENCE_MS / 1000:
         raise _invalid(param, f"the recording is shorter than {MIN_REFERENCE_MS:g} ms")
 
 

@@ -80,6 +80,10 @@ _SAY = "Speak TEXT, or what comes on standard input, into a sound file."
 _WATCH = (
     "Stream a clip to the commentary model as a live camera would, and print what it says, when it says it."
 )
+_VOICES = (
+    "Compute voices ahead for a Qwen3-TTS Base model: into a folder that custom_voice_dir names."
+    " `duplex voices TOOL --help` tells a tool's flags."
+)
 _TALK = "Talk with the agent through the microphone, or stream recordings to it in real time."
 
 
@@ -176,6 +180,38 @@ def _talk(parser: argparse.ArgumentParser) -> None:
     _adapter_flags(parser)
 
 
+def _voices(parser: argparse.ArgumentParser) -> None:
+    tools = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
+    words = "voices from recordings"
+    precompute = tools.add_parser("precompute", help=words, description=f"Compute {words}.")
+    precompute.add_argument(
+        "--model", required=True, metavar="MODEL", help="Base checkpoint: a folder, or its name on the hub"
+    )
+    precompute.add_argument("--out", required=True, metavar="DIR", help="folder of the voices")
+    precompute.add_argument(
+        "--mode",
+        choices=("icl", "xvec"),
+        help="icl: with the recording itself as an example, needs transcripts; xvec: the embedding alone"
+        " (default: icl where there is a transcript)",
+    )
+    precompute.add_argument("--device", metavar="DEVICE", default="cpu", help="where (default: cpu)")
+    precompute.add_argument(
+        "recording",
+        metavar="NAME=FILE[:TRANSCRIPT]",
+        nargs="+",
+        help="a voice's name, its recording, and what that says",
+    )
+    words = "a voice between voices"
+    interpolate = tools.add_parser("interpolate", help=words, description=f"Make {words} of a folder.")
+    interpolate.add_argument("--dir", required=True, metavar="DIR", help="folder of the voices")
+    interpolate.add_argument("--out-name", required=True, metavar="NAME", help="name of the new voice")
+    interpolate.add_argument(
+        "voice", metavar="NAME=WEIGHT", nargs="+", help="a voice and its share; shares need not add up to 1"
+    )
+    for tool in (precompute, interpolate):
+        tool.add_argument("--replace", action="store_true", help="write over a voice of that name")
+
+
 def _connection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", help="a running gateway, such as ws://127.0.0.1:8600 (default: $DUPLEX_URL, or start one)"
@@ -190,6 +226,7 @@ _COMMANDS: Final[tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], 
     ("say", "turn text into a sound file", _SAY, _say),
     ("watch", "have a clip commented on", _WATCH, _watch),
     ("talk", "talk with the agent", _TALK, _talk),
+    ("voices", "compute voices ahead", _VOICES, _voices),
 )
 
 

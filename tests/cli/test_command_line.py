@@ -39,7 +39,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", ["serve", "demo", "say", "watch", "talk"])
+@pytest.mark.parametrize("command", ["serve", "demo", "say", "watch", "talk", "voices"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([command, "--help"])
@@ -59,14 +59,23 @@ def test_every_setting_of_the_server_has_a_flag_with_words() -> None:
         assert flags[name].help, f"duplex serve --help says nothing about {name}"
 
 
-@pytest.mark.parametrize("command", ["serve", "demo", "say", "watch", "talk"])
+def flags_in(parser: argparse.ArgumentParser) -> set[str]:
+    """All long flags, those of the tools that it is made of included."""
+    flags = {f for f in parser._option_string_actions if f.startswith("--")} - {"--help"}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            flags = flags.union(*(flags_in(tool) for tool in action.choices.values()))
+    return flags
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", "say", "watch", "talk", "voices"])
 def test_the_page_of_the_command_line_has_the_flags_that_there_are(command: str) -> None:
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
     common, *sections = re.split(r"^## ", page, flags=re.MULTILINE)
     flag = re.compile(r"(?<=`)--[a-z-]+")
     named = {part.split("\n", 1)[0]: set(flag.findall(part)) for part in sections}[command]
     (commands,) = (a for a in build_parser([command])._actions if isinstance(a, argparse._SubParsersAction))
-    flags = {f for f in commands.choices[command]._option_string_actions if f.startswith("--")} - {"--help"}
+    flags = flags_in(commands.choices[command])
     assert named <= flags
     if command == "serve":  # the page of the configuration has the others
         flags -= {"--" + name.replace("_", "-") for name in ServerConfig.__struct_fields__} - named
