@@ -71,7 +71,7 @@ def _interpolate(args: argparse.Namespace) -> int:
 
 
 def _recording(words: str, mode: str | None) -> tuple[str, Path, str | None]:
-    """`name=file[:transcript]`. A file's name may have colons: the first part that is a file's name counts."""
+    """`name=file[:transcript]`. A file may have colons in its name: the first part that is a file counts."""
     name, equals, rest = words.partition("=")
     if not (name and equals and rest):
         raise UsageError(f"{words}: must be NAME=FILE or NAME=FILE:TRANSCRIPT")
