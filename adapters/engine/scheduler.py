@@ -14,28 +14,9 @@ import msgspec
 
 from duplex.adapters.engine.chunks import affordable, chunk
 from duplex.adapters.engine.model import Finish, FrameResult, ModelInfo, SlotView
+from duplex.adapters.engine.settings import Policy
 from duplex.adapters.engine.streams import NO_SLOT, Stream
 from duplex.adapters.engine.timing import LaunchTimes
-
-
-class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The scheduler's figures.
-
-    `frame_depth` frames in flight at most, `decode_depth` decodes; `decode_work` frames of all slots that one
-    decode takes at most. `lead_ms`: a frame is queued so long before the one ahead of it should end.
-    `start_ms`: when the first audio should be there, counted from the request. `reserve_ms`: a client's
-    buffer, above the time of two decodes, that gathers no longer. `comfort_ms`: a buffer that lets a stream
-    wait while another one has no audio yet. `row_ms`: by how much a prompt row puts a prompt behind others.
-    """
-
-    frame_depth: int = 2
-    decode_depth: int = 2
-    decode_work: int = 256
-    lead_ms: float = 1.5
-    start_ms: float = 40.0
-    reserve_ms: float = 40.0
-    comfort_ms: float = 1000.0
-    row_ms: float = 0.1
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -327,12 +308,18 @@ class Scheduler:
     def _most_urgent(self, streams: list[Stream], now: float) -> list[Stream]:
         """Who makes the frame: all, unless there are more than fit, or one of them has no audio yet. Then its
         frame is kept short: those whose clients have plenty sit out."""
-        start_ms, most = self._policy.start_ms, self._info.max_batch
+        policy, most = self._policy, self._info.max_batch
         if any(not stream.sent for stream in streams):
-            limit = now + self._policy.comfort_ms
-            streams = [s for s in streams if not s.sent or s.deadline(start_ms) <= limit]
+            plenty = now + policy.comfort_ms
+            streams = [s for s in streams if not s.sent or s.deadline(now) <= plenty]
         if len(streams) > most:
-            streams.sort(key=lambda stream: (stream.deadline(start_ms), stream.id))
+            # nobody who plays is made to run dry for somebody's first audio
+            soonest = now + policy.reserve_ms + 2 * self._frame_times.longest()
+
+            def urgency(stream: Stream) -> tuple[float, int]:
+                return stream.deadline(max(soonest, stream.arrived + policy.start_ms)), stream.id
+
+            streams.sort(key=urgency)
             del streams[most:]
         return streams
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from duplex.adapters.engine.messages import Abort, Credit, Ended, Failed, Start, Text
 from duplex.adapters.engine.model import Finish, FrameModel, FrameResult, Pending
-from duplex.adapters.engine.scheduler import Policy, Scheduler
+from duplex.adapters.engine.scheduler import Scheduler
+from duplex.adapters.engine.settings import Policy
 from duplex.adapters.engine.streams import Stream
 from duplex.core.errors import DuplexError
 

@@ -80,11 +80,10 @@ class Stream:
             and view.steppable
         )
 
-    def deadline(self, start_ms: float) -> float:
-        """When the client runs dry if no further frame is made. Before the first audio, when that should be
-        there: `start_ms` after the request came, and later by what has been made."""
-        begin = self.arrived + start_ms if self.play_end is None else self.play_end
-        return begin + self.undecoded * self.frame_ms
+    def deadline(self, first_audio: float) -> float:
+        """When the client runs dry if no further frame is made. A client that has had no audio counts as one
+        that plays from `first_audio` on."""
+        return (first_audio if self.play_end is None else self.play_end) + self.undecoded * self.frame_ms
 
     def buffer_ms(self, now: float) -> float:
         """What the client has to play, with what is being decoded for it. It begins to play when the first

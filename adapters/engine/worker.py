@@ -46,7 +46,7 @@ from duplex.adapters.engine.messages import (
 )
 from duplex.adapters.engine.model import FrameModel, FrameResult, Pending
 from duplex.adapters.engine.outlet import Outlet
-from duplex.adapters.engine.scheduler import Policy
+from duplex.adapters.engine.settings import WorkerSettings
 from duplex.adapters.engine.steps import LastWord, Output, RequestMessage, Stepper
 from duplex.adapters.engine.wire import Unpacker
 from duplex.core.errors import DuplexError, ErrorCode
@@ -86,15 +86,6 @@ class _Exit:
 _Event: TypeAlias = _Read | _FrameEnd | _DecodeEnd | _Exit
 
 
-class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The worker's own settings. `stats_s`: how often it tells its counts; `stuck_s`: a launch that takes
-    longer means that the device hangs."""
-
-    stats_s: float = 1.0
-    stuck_s: float = 30.0
-    policy: Policy = Policy()
-
-
 class Worker:
     """One model behind one socket. `run` is the life of the process.
 
@@ -107,13 +98,13 @@ class Worker:
         self,
         sock: socket.socket,
         load: Callable[[], FrameModel],
-        options: WorkerOptions | None = None,
+        settings: WorkerSettings | None = None,
         *,
         leave: Callable[[int], NoReturn] = os._exit,
     ) -> None:
         self._socket = sock
         self._load = load
-        self._options = options or WorkerOptions()
+        self._settings = settings or WorkerSettings()
         self._leave = leave
         self._inbox: SimpleQueue[_Event] = SimpleQueue()
         self._calls: SimpleQueue[Call] = SimpleQueue()
@@ -160,8 +151,8 @@ class Worker:
     # --- the step thread ----------------------------------------------------------------------------
 
     def _serve(self, model: FrameModel) -> _Exit:
-        stepper = Stepper(model, self._options.policy)
-        stats_ms = self._options.stats_s * 1e3
+        stepper = Stepper(model, self._settings.policy)
+        stats_ms = self._settings.stats_s * 1e3
         stats_due = _now() + stats_ms
         while True:
             for event in self._wait(min(stats_due, stepper.wake or stats_due)):
@@ -186,7 +177,7 @@ class Worker:
                 self._outlet.say(_stats(stepper, model))
                 if (what := self._stuck(now)) is not None:
                     return _Exit(
-                        BROKEN, f"the device hangs: {what} takes more than {self._options.stuck_s:g} s"
+                        BROKEN, f"the device hangs: {what} takes more than {self._settings.stuck_s:g} s"
                     )
 
     def _wait(self, until: float) -> list[_Event]:
@@ -211,7 +202,7 @@ class Worker:
 
     def _stuck(self, now: float) -> str | None:
         for what, since in (("a frame", self._frame_since), ("a decode", self._decode_since)):
-            if since is not None and now - since > self._options.stuck_s * 1e3:
+            if since is not None and now - since > self._settings.stuck_s * 1e3:
                 return what
         return None
 
@@ -362,16 +353,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     options = msgspec.json.decode(flags.options, type=dict[str, Any])
-    settings = msgspec.json.decode(flags.settings, type=WorkerOptions)
-    signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before there are threads, which inherit it
+    settings = msgspec.json.decode(flags.settings, type=WorkerSettings)
     worker = Worker(socket.socket(fileno=flags.fd), lambda: load_model(flags.factory, options), settings)
+    _on_signals(worker.stop)
+    return worker.run()
+
+
+def _on_signals(stop: Callable[[str], None]) -> None:
+    """Be told of SIGTERM and SIGINT at once, whatever the main thread is in the middle of."""
+    hears, tells = socket.socketpair()
+    tells.setblocking(False)
+    signal.set_wakeup_fd(tells.detach())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: None)
 
     def watch() -> None:
-        worker.stop(signal.Signals(signal.sigwait(signals)).name)
+        stop(signal.Signals(hears.recv(1)[0]).name)
 
     threading.Thread(target=watch, name="engine signals", daemon=True).start()
-    return worker.run()
 
 
 if __name__ == "__main__":

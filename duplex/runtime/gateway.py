@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 from duplex.adapters.base import Adapter, AdapterSession
+from duplex.adapters.health import Figure
 from duplex.config import ServerConfig
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.facts import ModelFacts, State
@@ -50,8 +51,8 @@ class Drainable(Protocol):
 class Gateway:
     """Opens, resumes and ends sessions.
 
-    `start` loads the adapters; sessions are refused with `engine_down` until it has. An adapter may have an
-    attribute `healthy`; while it is False its engine counts as down.
+    `start` loads the adapters; sessions are refused with `engine_down` until it has. What an adapter may tell
+    of its engine's health and figures: see `duplex.adapters.health`.
     """
 
     def __init__(self, config: ServerConfig, adapters: Sequence[Adapter], clock: Clock | None = None) -> None:
@@ -60,7 +61,7 @@ class Gateway:
         if len(self.adapters) != len(adapters):
             raise DuplexError(ErrorCode.BAD_CONFIG, "two adapters have the same model id")
         self.clock = clock or LoopClock()
-        self.metrics = Metrics(self._gauges)
+        self.metrics = Metrics(self._gauges, self._figures)
         self.encoders = EncoderPool(config.encoder_threads)
         self.leases = LeaseRegistry(config.max_sessions)
         self.runners: set[SessionRunner] = set()
@@ -132,7 +133,7 @@ class Gateway:
             case Status.LOADING:
                 raise DuplexError(ErrorCode.ENGINE_DOWN, "the models are still being loaded")
             case Status.ENGINE_DOWN:
-                raise DuplexError(ErrorCode.ENGINE_DOWN, "an engine is down")
+                raise DuplexError(ErrorCode.ENGINE_DOWN, f"an engine is down: {self.reason}")
 
     @property
     def status(self) -> Status:
@@ -143,6 +144,12 @@ class Gateway:
         if not all(_healthy(adapter) for adapter in self.adapters.values()):
             return Status.ENGINE_DOWN
         return Status.READY
+
+    @property
+    def reason(self) -> str | None:
+        """Why an engine is down, in words; None when none is."""
+        down = [adapter for adapter in self.adapters.values() if not _healthy(adapter)]
+        return "; ".join(_fault(adapter) for adapter in down) or None
 
     # --- sessions -----------------------------------------------------------------------------------
 
@@ -230,7 +237,7 @@ class Gateway:
     async def _open(self, adapter: Adapter, request: OpenSession) -> AdapterSession:
         """The adapter's `open`, bounded. A session that comes out of it too late is closed."""
         if not _healthy(adapter):
-            raise DuplexError(ErrorCode.ENGINE_DOWN, f"the engine of {adapter.info.id} is down")
+            raise DuplexError(ErrorCode.ENGINE_DOWN, f"the engine is down: {_fault(adapter)}")
         task = asyncio.get_running_loop().create_task(
             adapter.open(request), name=f"opening {request.session_id}"
         )
@@ -324,6 +331,17 @@ class Gateway:
                 gauges.queue_audio_s += runner.connection.queue.audio_s
         return gauges
 
+    def _figures(self) -> Iterator[tuple[str, Figure]]:
+        """What the models tell of themselves. One that cannot is left out."""
+        for adapter in self._started:
+            try:
+                figures = list(getattr(adapter, "figures", tuple)())
+            except Exception:
+                log.exception("model %s cannot tell its figures", adapter.info.id)
+                continue
+            for figure in figures:
+                yield adapter.info.id, figure
+
 
 @contextmanager
 def _as_bad_config() -> Iterator[None]:
@@ -339,3 +357,9 @@ def _as_bad_config() -> Iterator[None]:
 
 def _healthy(adapter: Adapter) -> bool:
     return bool(getattr(adapter, "healthy", True))
+
+
+def _fault(adapter: Adapter) -> str:
+    """Which model is down, and why if it says so."""
+    why = getattr(adapter, "fault", None)
+    return f"{adapter.info.id}: {why}" if why else adapter.info.id

@@ -7,7 +7,7 @@ a few times a turn.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from duplex.adapters.health import Figure
 from duplex.core.errors import ErrorCode
 
 _MS = 1e-3
@@ -34,9 +35,13 @@ class Gauges(msgspec.Struct, kw_only=True):
 
 
 class Metrics(Collector):
-    """One gateway's figures, in a registry of their own."""
+    """One gateway's figures, in a registry of their own; `figures`: those of its models, with their ids."""
 
-    def __init__(self, gauges: Callable[[], Gauges]) -> None:
+    def __init__(
+        self,
+        gauges: Callable[[], Gauges],
+        figures: Callable[[], Iterable[tuple[str, Figure]]] = tuple,
+    ) -> None:
         self.sessions_opened = 0
         self.resumed = 0
         self.bytes_in = 0
@@ -46,6 +51,7 @@ class Metrics(Collector):
         self.dropped_deltas = 0
         self.errors: Counter[ErrorCode] = Counter()
         self._gauges = gauges
+        self._figures = figures
         self.registry = CollectorRegistry()
         self.ttfa = Histogram(
             "duplex_ttfa_seconds",
@@ -100,3 +106,17 @@ class Metrics(Collector):
         for code, count in self.errors.items():
             errors.add_metric([code.value], count)
         yield errors
+        yield from _families(self._figures())
+
+
+def _families(figures: Iterable[tuple[str, Figure]]) -> Iterable[Metric]:
+    """Samples of one name, from whatever model, belong together in the exposition."""
+    families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+    for model, figure in figures:
+        family = families.get(figure.name)
+        if family is None:
+            kind = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
+            family = kind(f"duplex_{figure.name}", figure.words, labels=["model", *figure.labels])
+            families[figure.name] = family
+        family.add_metric([model, *figure.labels.values()], figure.value)
+    return families.values()

@@ -24,10 +24,10 @@ def routes(gateway: Gateway) -> list[Route]:
 
     async def ready(request: Request) -> Response:
         status = gateway.status
-        return JSONResponse(
-            {"status": status.value, "active_sessions": len(gateway.leases)},
-            status_code=200 if status is Status.READY else 503,
-        )
+        body: dict[str, object] = {"status": status.value, "active_sessions": len(gateway.leases)}
+        if status is Status.ENGINE_DOWN:
+            body["reason"] = gateway.reason
+        return JSONResponse(body, status_code=200 if status is Status.READY else 503)
 
     async def models(request: Request) -> Response:
         if (refusal := _refusal(gateway, request)) is not None:
