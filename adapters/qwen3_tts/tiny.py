@@ -280,7 +280,8 @@ def _spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         return 0.0, 0.2
     if name.endswith(("embedding.weight", "embedding_sum", "embed_sum")) or "codec_embedding" in name:
         return 0.0, 1.0
-    return 0.0, math.sqrt(3.0 / math.prod(shape[1:]))  # keeps a unit variance
+    gain = 0.01 if shape[0] == 1 else 1.0  # the codec's last convolution, which makes samples within ±1
+    return 0.0, gain * math.sqrt(3.0 / math.prod(shape[1:]))  # keeps a unit variance
 
 
 def _write(path: Path, tree: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The requests whose codes the authors' package made: `golden/talker.npz`. Imports nothing but Python's own."""
+"""The requests that the authors' package answered: `golden/talker.npz`. Imports only Python's own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Literal
 GOLDEN = Path(__file__).with_name("golden")
 LOGIT_FRAMES = (0, 1, 50, 199)
 """Frames before which the talker's logits are kept."""
+AUDIO_FRAMES = 6
+"""Frames of audio that are kept, where any are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +19,7 @@ class Case:
 
     `whole`: the authors' `non_streaming_mode`. `reference`: the speaker embedding alone, or in-context with
     `reference_frames` frames that say `reference_text`; both are in the golden file. `frames`: the ceiling.
+    `audio`: the first of the audio is kept too.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Case:
     reference_frames: int = 0
     frames: int = 208
     end_gain: float = 0.0
+    audio: bool = False
 
 
 _LONG = (
@@ -59,16 +63,17 @@ CASES = (
         name="custom_voice_streaming",
         model_type="custom_voice",
         size="1.7B",
-        seed=0,
+        seed=61,
         text=_LONG,
         whole=False,
         speaker="eric",  # of a dialect, which the open language is replaced by
     ),
     Case(
         name="custom_voice_small",
+        audio=True,
         model_type="custom_voice",
         size="0.6B",
-        seed=0,
+        seed=15,
         text=_SHORT,
         whole=True,
         language="german",
@@ -78,7 +83,7 @@ CASES = (
         name="custom_voice_ends",
         model_type="custom_voice",
         size="1.7B",
-        seed=0,
+        seed=142,
         text=_SHORT,
         whole=False,
         language="french",
@@ -89,7 +94,7 @@ CASES = (
         name="voice_design",
         model_type="voice_design",
         size="1.7B",
-        seed=0,
+        seed=4,
         text=_CHINESE,
         whole=True,
         language="chinese",
@@ -97,9 +102,10 @@ CASES = (
     ),
     Case(
         name="base_embedding",
+        audio=True,
         model_type="base",
         size="1.7B",
-        seed=0,
+        seed=4,
         text=_LONG,
         whole=False,
         language="russian",
@@ -109,7 +115,7 @@ CASES = (
         name="base_context_streaming",
         model_type="base",
         size="1.7B",
-        seed=0,
+        seed=95,
         text=_LONG,
         whole=False,
         language="english",
@@ -119,9 +125,10 @@ CASES = (
     ),
     Case(
         name="base_context_short",
+        audio=True,
         model_type="base",
         size="0.6B",
-        seed=0,
+        seed=8,
         text=_SHORT,  # shorter than the reference: tts_pad stands beside its last frames
         whole=False,
         language="auto",
@@ -133,7 +140,7 @@ CASES = (
         name="base_context_whole",
         model_type="base",
         size="1.7B",
-        seed=0,
+        seed=110,
         text=_SHORT,
         whole=True,
         language="english",
