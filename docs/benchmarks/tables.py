@@ -5,15 +5,18 @@
 `--check` writes nothing and ends with 1 when the page does not show the results.
 """
 
+import importlib.util
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "benchmarks.md"
+NOT_RECORDED = "The figures of a GPU have not been recorded yet."
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -123,19 +126,58 @@ def hour(report: dict[str, Any]) -> str:
     return table(["an hour of", "samples off", "memory growth", "faster than real time"], rows)
 
 
+def tts_gpu_report() -> ModuleType:
+    """The benchmark's own tables."""
+    spec = importlib.util.spec_from_file_location(
+        "tts_gpu_report", HERE.parents[1] / "benchmarks" / "tts_gpu_report.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def tts_gpu(section: str) -> Callable[[dict[str, Any]], str]:
+    """One table of the GPU benchmark; the section's plot below it, where there is one."""
+
+    def render(report: dict[str, Any]) -> str:
+        _, table_of = tts_gpu_report().TABLES[section]
+        shown: str = table_of(report)
+        plot = {"frame": "tts_gpu_frame.png", "latency": "tts_gpu_first_audio.png"}.get(section)
+        if plot is not None and (HERE / plot).exists():
+            shown += f"\n\n```{{image}} benchmarks/{plot}\n:alt: The table above as a plot\n```"
+        return shown
+
+    return render
+
+
+def tts_gpu_bounds(report: dict[str, Any]) -> str:
+    module = tts_gpu_report()
+    return f"{module.verdict_table(report)}\n\n{module.machine_words(report)}"
+
+
 PARTS = {
     "gateway": ("gateway.json", gateway),
     "codecs": ("codecs.json", codecs),
     "lag": ("codecs.json", lag),
     "first audio": ("speech.json", first_audio),
     "hour": ("speech.json", hour),
+    "tts bounds": ("tts_gpu.json", tts_gpu_bounds),
+    **{
+        f"tts {section}": ("tts_gpu.json", tts_gpu(section))
+        for section in ("frame", "codec", "peers", "latency", "load", "cancel", "exact")
+    },
 }
 
 
 def filled(page: str) -> str:
     """The page with each part between its marks made anew from its file."""
     for name, (file, render) in PARTS.items():
-        text = render(json.loads((HERE / file).read_text()))
+        if (HERE / file).exists():
+            text = render(json.loads((HERE / file).read_text()))
+        else:
+            text = NOT_RECORDED if name == "tts bounds" else ""
         page, count = re.subn(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)",
             lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}",
