@@ -1,7 +1,7 @@
 """What the talker reads before and while it speaks, as a description without numbers.
 
-A row of the talker's input is a sum of two parts: a text embedding and a codec embedding, either may be
-missing. A prompt is, in this order:
+A row of the talker's input is a text embedding, to which in most rows a codec embedding is added. A prompt
+is, in this order:
 
     instructions   text alone: <|im_start|>user \\n … <|im_end|> \\n, where there are any
     role           text alone: <|im_start|>assistant \\n
@@ -25,6 +25,7 @@ against it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -36,7 +37,8 @@ SPEAKER: Final = "speaker"
 """The codec part of a row that holds the reference's speaker embedding."""
 
 
-class ReferenceFrame(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ReferenceFrame:
     """The codec part of a row that holds the sum of a reference frame's 16 embeddings."""
 
     index: int
@@ -45,11 +47,11 @@ class ReferenceFrame(NamedTuple):
 class Row(NamedTuple):
     """One position of the prompt.
 
-    `text` is a text id; `codec` an id of the talker's vocabulary, `SPEAKER` or a frame of the reference.
-    None: that part is missing.
+    `text` is a text id; `codec` an id of the talker's vocabulary, `SPEAKER` or a frame of the reference;
+    None: the row is text alone.
     """
 
-    text: int | None = None
+    text: int
     codec: int | Literal["speaker"] | ReferenceFrame | None = None
 
 

@@ -205,5 +205,10 @@ def qwen2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
 
 def _from_json(description: dict[str, Any]) -> Tokenizer:
     """A `tokenizer.json` without what makes control tokens of text or changes its length."""
-    cleared = {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    cleared: dict[str, Any] = {
+        "added_tokens": [],
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+    }
     return Tokenizer.from_str(json.dumps(description | cleared))
