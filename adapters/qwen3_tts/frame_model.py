@@ -122,7 +122,7 @@ class QwenFrameModel:
             self._core.reset(slot, seed=asked.seed, sampling=asked.sampling)
             if (known := self._memo.get(_prefix_key(run))) is not None:
                 self._core.copy_prefix(slot, known)
-                run.prefilled = run.prompt.prefix
+                run.add_prefilled(run.prompt.prefix)
         cloned = run.voice
         if cloned is not None and len(cloned.codes):
             self._sound.begin(slot, cloned.codes, cloned.code_key)

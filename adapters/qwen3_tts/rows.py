@@ -47,7 +47,7 @@ class RowMaker:
             self._add_voice(made, rows, start, end, run)
         self._core.prefill(made, torch.tensor(slots), torch.tensor(positions), torch.tensor(last))
         for run, count in pieces:
-            run.prefilled += count
+            run.add_prefilled(count)
 
     def _embed(self, rows: Sequence[Row]) -> Tensor:
         """Text embeddings, with those of codec ids added."""
@@ -73,8 +73,8 @@ class RowMaker:
                 made[index] += send(torch.from_numpy(run.voice.embedding), device).to(made.dtype)
         if frames:
             first, last = frames[0], frames[-1]
-            codes = run.voice.codes[first[1] : last[1] + 1]
-            code_rows = self._core.code_rows(upload(codes.ravel().tolist(), device).view(codes.shape))
+            codes = send(torch.from_numpy(run.voice.codes[first[1] : last[1] + 1]), device)
+            code_rows = self._core.code_rows(codes)
             made[first[0] : last[0] + 1] += code_rows.to(made.dtype)
 
     def send_text(self, runs: Sequence[SlotRun]) -> None:
@@ -83,16 +83,16 @@ class RowMaker:
         ids: list[int] = []
         cells: list[int] = []
         for run in runs:
+            if run.launched < run.send_at:
+                continue
             trailing = run.prompt.trailing
-            if run.uploaded <= run.launched and run.uploaded < len(trailing):
-                end = min(len(trailing), run.launched + core.text_kept)
-                ids += trailing[run.uploaded : end]
-                base = run.slot * core.text_kept
-                cells += [base + frame % core.text_kept for frame in range(run.uploaded, end)]
-                run.uploaded = end
+            end = min(len(trailing), run.launched + core.text_kept)
+            ids += trailing[run.uploaded : end]
+            base = run.slot * core.text_kept
+            cells += [base + frame % core.text_kept for frame in range(run.uploaded, end)]
             if run.prompt.ended and not run.end_told:
                 core.end_text(run.slot, len(trailing))
-                run.end_told = True
+            run.sent(end)
         if ids:
             both = upload([*ids, *cells], core.device)
             rows = core.text_rows(both[: len(ids)])

@@ -30,22 +30,36 @@ def frame_ceiling(kind: TtsModelType, text_tokens: int) -> int:
 class SlotRun:
     """A request's bookkeeping. A `SlotView`; see `FrameModel` for what the words mean.
 
-    `prefilled` prompt rows are in the cache; `launched` frames were launched, `decoded` of them given to the
-    codec; text rows of frames before `uploaded` are on the device, and it knows where the text ends when
-    `end_told`. `tickets` of the frames that are not decoded, each with its number among all launches of the
-    model.
+    The scheduler looks at every slot every step: what it asks is worked out when something changes.
+
+    Attributes:
+        prompt_rows: prompt rows that are there and not in the cache.
+        prefilled: prompt rows in the cache.
+        launched: frames that were launched.
+        decoded: frames that were given to the codec.
+        limit: frames that the request may make, of what is known of its text. It grows with the text, and
+            never holds up text that has not ended: a frame takes one token, the ceiling has more for each.
+        room: frames that there are positions for; below 1 the prompt is too long.
+        uploaded: frames whose text rows were sent to the device.
+        end_told: the device knows where the text ends.
+        send_at: launched frames from which on the device lacks text, or its end.
+        tickets: of the frames that are not decoded, each with its number among all launches of the model.
     """
 
     __slots__ = (
         "_asked",
         "_kind",
-        "_most",
+        "_until",
         "decoded",
         "encoder",
         "end_told",
         "launched",
+        "limit",
         "prefilled",
         "prompt",
+        "prompt_rows",
+        "room",
+        "send_at",
         "slot",
         "tickets",
         "uploaded",
@@ -74,7 +88,13 @@ class SlotRun:
         self.tickets: deque[tuple[int, FrameTicket]] = deque()
         self._kind = kind
         self._asked = asked
-        self._most = min(MOST_FRAMES, positions - (prompt.size or len(prompt.rows)))
+        self.room = min(MOST_FRAMES, positions - (prompt.size or len(prompt.rows)))
+        self._changed()
+
+    @property
+    def steppable(self) -> bool:
+        """See `SlotView`."""
+        return self.launched < self._until
 
     def feed(self, text: str, *, ended: bool) -> None:
         """More of the text."""
@@ -82,32 +102,31 @@ class SlotRun:
         if ended:
             ids += self.encoder.end()
         self.prompt.add(ids, ended=ended)
+        self._changed()
 
-    @property
-    def limit(self) -> int:
-        """Frames that the request may make, of what is known of its text. It grows with the text, and never
-        holds up text that has not ended: a frame takes one token, and the ceiling has more for each."""
-        if self._asked is not None:
-            return min(self._most, self._asked)
-        tokens = max(self.prompt.text_tokens, len(self.prompt.trailing))
-        return min(self._most, frame_ceiling(self._kind, tokens))
+    def add_prefilled(self, rows: int) -> None:
+        """More prompt rows are in the cache."""
+        self.prefilled += rows
+        self._changed()
 
-    @property
-    def room(self) -> int:
-        """Frames that there are positions for; below 1 the prompt is too long."""
-        return self._most
+    def sent(self, uploaded: int) -> None:
+        """The device has the text rows of so many frames, and the end of a text that has ended."""
+        self.uploaded = uploaded
+        self.end_told = self.prompt.ended
+        self._changed()
 
-    @property
-    def prompt_rows(self) -> int:
-        """See `SlotView`."""
-        return len(self.prompt.rows) - self.prefilled
-
-    @property
-    def steppable(self) -> bool:
-        """See `SlotView`."""
+    def _changed(self) -> None:
         prompt = self.prompt
-        return (
-            self.prefilled == prompt.size
-            and (prompt.ended or self.launched < len(prompt.trailing))
-            and self.launched < self.limit
-        )
+        texts = len(prompt.trailing)
+        self.prompt_rows = len(prompt.rows) - self.prefilled
+        ceiling = self._asked
+        if ceiling is None:
+            ceiling = frame_ceiling(self._kind, max(prompt.text_tokens, texts))
+        self.limit = min(self.room, ceiling)
+        if self.prefilled != prompt.size:
+            self._until = 0
+        else:
+            self._until = self.limit if prompt.ended else min(self.limit, texts)
+        self.send_at = self.uploaded if self.uploaded < texts else MOST_FRAMES
+        if prompt.ended and not self.end_told:
+            self.send_at = 0

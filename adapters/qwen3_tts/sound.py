@@ -13,7 +13,7 @@ from torch import Tensor
 
 from duplex.adapters.qwen3_tts.codec import CodecDecoder
 from duplex.adapters.qwen3_tts.codec_state import CodecState
-from duplex.adapters.qwen3_tts.device import new_stream, on_device, on_stream, upload
+from duplex.adapters.qwen3_tts.device import new_stream, on_device, on_stream, send, upload
 from duplex.adapters.qwen3_tts.memo import Memo
 
 
@@ -68,8 +68,7 @@ class Sound:
         found = self._memo.get(("codec", key))
         if isinstance(found, CodecState):
             return found
-        device = self._codec.device
-        state = self._codec.snapshot(upload(codes.ravel().tolist(), device).view(codes.shape))
+        state = self._codec.snapshot(send(torch.from_numpy(codes), self._codec.device))
         if wait is not None:
             wait.synchronize()
         self._memo.put(("codec", key), state, state.bytes)

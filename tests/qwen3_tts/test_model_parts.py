@@ -70,7 +70,7 @@ def run_of(slot: int = 0, *, asked: int | None = None, positions: int = 500) -> 
     prompt.add([1])
     encoder: Any = Letters()
     run = SlotRun(slot, prompt, encoder, kind="base", asked=asked, positions=positions)
-    run.prefilled = len(prompt.rows)
+    run.add_prefilled(len(prompt.rows))
     return run
 
 
