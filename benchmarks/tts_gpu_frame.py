@@ -92,24 +92,32 @@ class OurLoop:
         hidden = sizes.talker_config.hidden_size
         torch.manual_seed(0)
         self.rows = torch.randn(self.prompt, hidden, device=self.device).mul_(0.02).to(dtype)
-        self._fill(0, 0)
+        self._fill(0)
         self.prefix = self.core.save_prefix(0, self.prompt - 1)
 
-    def _fill(self, slot: int, start: int, seed: int = 0, sampling: Sampling | None = None) -> None:
-        """A new request in the slot, and the prompt's rows from `start` on."""
-        self.core.reset(slot, seed=seed, sampling=sampling or Sampling())
-        self.core.end_text(slot, 0)
-        for at in range(start, self.prompt, self.core.prefill_rows):
+    def _fill(self, slot: int) -> None:
+        """The whole prompt, into a new request's slot."""
+        self._reset(slot, 0, Sampling())
+        for at in range(0, self.prompt, self.core.prefill_rows):
             count = min(self.core.prefill_rows, self.prompt - at)
-            positions = torch.arange(at, at + count)
-            last = positions == self.prompt - 1
-            where = torch.full((count,), slot)
-            self.core.prefill(self.rows[at : at + count], where, positions, last)
+            self._prefill([slot] * count, list(range(at, at + count)))
+
+    def _reset(self, slot: int, seed: int, sampling: Sampling) -> None:
+        self.core.reset(slot, seed=seed, sampling=sampling)
+        self.core.end_text(slot, 0)
+
+    def _prefill(self, slots: list[int], positions: list[int]) -> None:
+        at = torch.tensor(positions)
+        self.core.prefill(self.rows[positions], torch.tensor(slots), at, at == self.prompt - 1)
 
     def _ready(self, slots: list[int], seeds: Sequence[int], sampling: Sampling) -> None:
+        """New requests, up to their first frame: the prompt's cache is copied, its last row computed."""
         for slot, seed in zip(slots, seeds, strict=True):
+            self._reset(slot, seed, sampling)
             self.core.copy_prefix(slot, self.prefix)
-            self._fill(slot, self.prompt - 1, seed, sampling)
+        for at in range(0, len(slots), self.core.prefill_rows):
+            some = slots[at : at + self.core.prefill_rows]
+            self._prefill(some, [self.prompt - 1] * len(some))
 
     def codes(self, batch: int, seed: int, frames: int, sampling: Sampling) -> torch.Tensor:
         """The codes (frames, 16) that a seed gives among `batch` rows of other seeds."""

@@ -10,7 +10,7 @@ of its own, the two other implementations with the versions that they want.
 `unpack` runs on the GPU machine, beside a copy of the repository. It lays them out under TARGET, with this
 working tree as the package `duplex`, and prints one line for the shell:
 
-    eval "$(python3 benchmarks/tts_gpu_pack.py unpack .gpu /tmp/gpu)"
+    eval "$(python3 benchmarks/tts_gpu_pack.py unpack dist/gpu /tmp/gpu)"
     python3 benchmarks/tts_gpu.py --peers /tmp/gpu
 
 Only the standard library is needed there.

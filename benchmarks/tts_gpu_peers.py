@@ -60,7 +60,12 @@ class _Empty(types.ModuleType):
 
 def stand_ins() -> None:
     """Modules that the 12 Hz custom-voice path imports and never calls. torchaudio and librosa are always
-    replaced: importing them takes seconds, and a build for another torch does not load at all."""
+    replaced: importing them takes seconds, and a build for another torch does not load at all.
+
+    transformers comes first, so that it finds no stand-in and takes it for the real thing.
+    """
+    from transformers import AutoFeatureExtractor, AutoModel, AutoProcessor  # noqa: F401
+
     for name in _NOT_USED:
         root = name.partition(".")[0]
         if root not in ("torchaudio", "librosa") and importlib.util.find_spec(root) is not None:

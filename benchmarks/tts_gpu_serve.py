@@ -63,14 +63,8 @@ def gateway(orders: dict[str, Any]) -> Iterator[tuple[int, Path, int]]:
         file = Path(folder) / "gateway.toml"
         file.write_text("\n".join(f"{key} = {toml(value)}" for key, value in settings.items()))
         log = Path(folder) / "gateway.log"
-        command = [
-            sys.executable,
-            "-c",
-            "from duplex.cli import main; main()",
-            "serve",
-            "--config",
-            str(file),
-        ]
+        # -P: a `duplex` folder in the current directory is not the package
+        command = [sys.executable, "-P", "-m", "duplex.cli", "serve", "--config", str(file)]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         try:
