@@ -31,7 +31,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,7 +50,8 @@ PARTS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 }
 """Processes: their program, and the sections that each measures."""
 SHARES: Final = {"frame": 17, "codec": 8, "engine": 10, "serve": 46, "qwen-tts": 8, "faster-qwen3-tts": 11}
-"""Of the budget, in percent."""
+"""Of the budget, in hundredths."""
+LEAST_S: Final = 5.0
 GRACE_S: Final = 15.0
 """How long a part may take to end by itself when its budget is spent."""
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -117,17 +118,31 @@ def loads(small: bool) -> list[dict[str, Any]]:
     ]
 
 
-def budgets(values: list[str]) -> dict[str, float]:
-    """Seconds of each part: `480` is the whole, `serve=120` one part's own."""
-    whole = next((float(value) for value in values if "=" not in value), 480.0)
-    found = {part: whole * share / 100 for part, share in SHARES.items()}
-    for value in values:
-        name, mark, seconds = value.partition("=")
-        if mark:
-            if name not in found:
-                raise SystemExit(f"there is no part {name!r}: {', '.join(found)}")
-            found[name] = float(seconds)
-    return found
+class Budget:
+    """Seconds of each part: of what is left of the whole, its share among those that are still to come, so
+    that what one part does not use or uses too much is shared by the others.
+
+    `values`: `480` is the whole, `serve=120` one part's own.
+    """
+
+    def __init__(self, values: Sequence[str]) -> None:
+        whole = next((float(value) for value in values if "=" not in value), 480.0)
+        self._end = time.monotonic() + whole
+        self._own: dict[str, float] = {}
+        for value in values:
+            name, mark, seconds = value.partition("=")
+            if mark:
+                if name not in SHARES:
+                    raise SystemExit(f"there is no part {name!r}: {', '.join(SHARES)}")
+                self._own[name] = float(seconds)
+
+    def of(self, part: str, later: Sequence[str]) -> float:
+        """Now that a part begins, with those that come after it."""
+        if part in self._own:
+            return self._own[part]
+        left = self._end - time.monotonic() - sum(self._own.get(name, 0.0) for name in later)
+        shares = SHARES[part] + sum(SHARES[name] for name in later if name not in self._own)
+        return max(LEAST_S, left * SHARES[part] / shares)
 
 
 class Report:
@@ -211,15 +226,14 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     head = {"size": args.size, "machine": machine(args.device), "command": " ".join(sys.argv)}
     report = Report(args.out / "tts_gpu.json", head)
-    seconds = budgets(args.budget_s)
-    for part, (_, measures) in PARTS.items():
-        if not set(measures) & set(sections):
-            continue
-        tell = orders(args, sections) | {"budget_s": seconds[part]}
+    budget = Budget(args.budget_s)
+    chosen = [part for part, (_, measures) in PARTS.items() if set(measures) & set(sections)]
+    if args.peers is None:
+        chosen = [part for part in chosen if PARTS[part][1] != ("peers",)]
+    for index, part in enumerate(chosen):
+        tell = orders(args, sections) | {"budget_s": budget.of(part, chosen[index + 1 :])}
         environment: dict[str, str] = {}
-        if measures == ("peers",):
-            if args.peers is None:
-                continue
+        if PARTS[part][1] == ("peers",):
             # its own packages only
             environment["PYTHONPATH"] = str(args.peers / part)
             tell["frames"] = tell["peer_frames"]

@@ -326,7 +326,7 @@ def plot(report: Report, folder: Path) -> None:
         if naive:
             axes.plot(*zip(*naive, strict=True), "s-", label="PyTorch in one CUDA graph")
         axes.plot(sizes, [line["floor_ms"] for line in measured], "k--", label="bytes floor")
-        axes.set(xscale="log", yscale="log", xlabel="batch", ylabel="ms a frame")
+        axes.set(xscale="log", xlabel="batch", ylabel="ms a frame", ylim=(0, None))
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
         axes.legend(frameon=False)

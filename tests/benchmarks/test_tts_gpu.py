@@ -287,15 +287,20 @@ def test_a_part_that_fails_or_takes_too_long_leaves_what_it_found(
         assert ("broken" in entry["stderr"]) == (exit == 1)
 
 
-def test_budgets() -> None:
+def test_what_a_part_leaves_of_the_budget_is_shared_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = module("tts_gpu")
-    assert sum(whole.budgets([]).values()) == pytest.approx(480)
-    assert sum(whole.budgets(["100"]).values()) == pytest.approx(100)
-    mixed = whole.budgets(["100", "serve=7"])
-    assert mixed["serve"] == 7
-    assert mixed["codec"] == whole.budgets(["100"])["codec"]
+    now = SimpleNamespace(now=50.0)
+    monkeypatch.setattr(whole, "time", SimpleNamespace(monotonic=lambda: now.now))
+    monkeypatch.setattr(whole, "SHARES", {"one": 10, "two": 20, "three": 30})
+    budget = whole.Budget(["120", "three=30"])
+    assert budget.of("one", ["two", "three"]) == pytest.approx(30)
+    now.now += 10
+    assert budget.of("two", ["three"]) == pytest.approx(80)
+    assert budget.of("three", []) == 30
+    now.now += 200
+    assert budget.of("two", ["three"]) == whole.LEAST_S
     with pytest.raises(SystemExit, match="no part"):
-        whole.budgets(["server=7"])
+        whole.Budget(["four=7"])
 
 
 def test_the_working_tree_is_linked_as_a_package(tmp_path: Path) -> None:
