@@ -19,8 +19,9 @@ equals the whole decode.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -29,9 +30,11 @@ from torch import Tensor
 
 from duplex.adapters.qwen3_tts.codec_net import Pass, frames_of_history, trunk, vocoder
 from duplex.adapters.qwen3_tts.codec_state import CodecState
-from duplex.adapters.qwen3_tts.codec_torch import TorchPass
+from duplex.adapters.qwen3_tts.codec_torch import TorchPass, next_codes
 from duplex.adapters.qwen3_tts.codec_weights import fold
 from duplex.adapters.qwen3_tts.config import CodecDecoderConfig
+
+_BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 class DecodeTicket:
@@ -64,7 +67,8 @@ class CodecDecoder:
         slots: streams at once; numbers 0 … slots - 1. One more, `scratch`, takes what padding rows do.
         frames: the chunk sizes that one decode can make, in frames; at most the attention window.
         max_batch: slots that one decode can advance.
-        plain: use the plain torch operations on CUDA too (to compare).
+        plain: the plain torch operations instead of the kernels; None: on the CPU, in float32, and for widths
+            that the kernels do not take.
 
     On CUDA everything runs on the current stream, and calls that touch the same slot must be made on the same
     stream or in the order that events give. All methods but `snapshot` are called from one thread.
@@ -84,7 +88,7 @@ class CodecDecoder:
         slots: int,
         frames: tuple[int, ...],
         max_batch: int,
-        plain: bool = False,
+        plain: bool | None = None,
     ) -> None:
         if not frames or min(frames) < 1 or max(frames) > config.sliding_window:
             raise ValueError(f"frames must be 1 … {config.sliding_window} each, not {frames}")
@@ -101,16 +105,15 @@ class CodecDecoder:
         self.parts = (*trunk(self.weights), *vocoder(self.weights))
         self._trunk_parts = len(trunk(self.weights))
         self._history = frames_of_history(self.weights)
-        self._plain = plain or self.device.type != "cuda"
+        self._pass = self._choose(plain)
         self._codes: Tensor | None = None
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._ids = torch.full((self.max_batch,), self.scratch, device=self.device, dtype=torch.int64)
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """Batch sizes that graphs are captured for: powers of two, and `max_batch`."""
-        powers = (1 << power for power in range(self.max_batch.bit_length()))
-        return tuple(sorted({size for size in powers if size < self.max_batch} | {self.max_batch}))
+        """Batch sizes that graphs are captured for; a launch takes the next one and pads."""
+        return (*(size for size in _BUCKETS if size < self.max_batch), self.max_batch)
 
     # slots
 
@@ -148,14 +151,16 @@ class CodecDecoder:
         total, piece = codes.shape[0], self.config.sliding_window
         slots = torch.zeros(1, device=self.device, dtype=torch.int64)
         for start in range(0, total, piece):
-            part = codes[start : start + piece][None]
-            step: Pass = TorchPass(self.config, self.weights, state, slots, part.shape[1])
-            x = part
-            # the vocoder's state is made by the last few frames alone
-            silent = start + piece <= total - self._history
-            for _, run in self.parts[: self._trunk_parts] if silent else self.parts:
+            x = codes[start : start + piece][None]
+            step = TorchPass(self.config, self.weights, state, slots, x.shape[1])
+            for _, run in self.parts[: self._trunk_parts]:
                 x = run(step, x)
-            step.finish()
+            # the vocoder's state is made by the last few frames alone
+            heard = x[:, max(0, total - self._history - start) :]
+            if heard.shape[1]:
+                for _, run in self.parts[self._trunk_parts :]:
+                    heard = run(step, heard)
+            step.finish(counted=False)
 
     # decoding
 
@@ -174,26 +179,40 @@ class CodecDecoder:
     def gather(self, slots: Tensor, ring: Tensor, frames: int) -> Tensor:
         """The slots' next codes (b, frames, 16) out of a ring (slots + 1, kept, 16): frame f of a slot is at
         f % kept."""
-        first = self.state.frame.index_select(0, slots)[:, None]
-        cells = (first + torch.arange(frames, device=self.device)) % ring.shape[1]
-        cells = slots[:, None] * ring.shape[1] + cells
-        return ring.flatten(0, 1).index_select(0, cells.flatten()).view(*cells.shape, -1)
+        return next_codes(self.state, slots, ring, frames)
 
     def open_pass(self, slots: Tensor, frames: int) -> Pass:
         """The operations of one pass over the slots' state."""
-        if self._plain:
-            return TorchPass(self.config, self.weights, self.state, slots, frames)
-        raise NotImplementedError
+        return self._pass(self.config, self.weights, self.state, slots, frames)
+
+    @property
+    def kernels(self) -> bool:
+        """Whether the kernels do the work."""
+        return self._pass is not TorchPass
+
+    def _choose(self, plain: bool | None) -> Callable[..., Pass]:
+        if plain or (plain is None and (self.device.type != "cuda" or self.dtype == torch.float32)):
+            return TorchPass
+        from duplex.adapters.qwen3_tts.codec_triton import KeepTables, TritonPass
+
+        if plain is None and not TritonPass.fits(self.config, self.weights):
+            return TorchPass
+        return partial(TritonPass, keep=KeepTables(self.weights, self.device))
 
     def _decode(self, slots: Tensor, codes: Tensor) -> Tensor:
-        frames = codes.shape[1]
-        step = self.open_pass(slots, frames)
+        step = self.open_pass(slots, codes.shape[1])
+        return self._run(step, codes)
+
+    def _run(self, step: Pass, codes: Tensor) -> Tensor:
         x = codes
         for _, run in self.parts:
             x = run(step, x)
-        step.finish()
-        self.state.frame.index_copy_(0, slots, self.state.frame.index_select(0, slots) + frames)
+        step.finish(counted=True)
         return x
+
+    def _decode_next(self, slots: Tensor, frames: int, ring: Tensor) -> Tensor:
+        step = self.open_pass(slots, frames)
+        return self._run(step, step.gather(ring))
 
     # launching
 
@@ -216,14 +235,15 @@ class CodecDecoder:
             for bucket in reversed(self.buckets):
                 ids = self._ids[:bucket]
                 with torch.cuda.stream(stream):
-                    self._decode(ids, self.gather(ids, codes, frames))  # compiles, and lets libraries set up
+                    self._decode_next(ids, frames, codes)  # compiles, and lets libraries set up
                 stream.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool, stream=stream):
-                    samples = self._decode(ids, self.gather(ids, codes, frames))
+                    samples = self._decode_next(ids, frames, codes)
                 self._graphs[bucket, frames] = graph, samples
         self.state.row(self.scratch).zero_()
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # of the runs before the captures, which have a pool of their own
 
     def replay(self, slots: Sequence[int], frames: int) -> Tensor:
         """The next `frames` frames of distinct slots out of the captured ring: (slots, samples) on the

@@ -22,8 +22,14 @@ class Pass(Protocol):
     Every layer with a `context` takes it from the state and leaves the last positions of its own input there.
     """
 
-    def finish(self) -> None:
-        """Put the state back. The slots' positions move on."""
+    def gather(self, ring: Tensor) -> Tensor:
+        """The slots' next codes (b, n, groups) out of a ring (slots, kept, groups): frame f is at f %
+        kept."""
+        ...
+
+    def finish(self, *, counted: bool) -> None:
+        """Put the state back. The slots' positions move on, and their places in the ring of codes if the
+        frames are `counted`."""
         ...
 
     def embed(self, codes: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class TorchPass:
         queries = places[:, :, None]
         return ((keys >= 0) & (keys <= queries) & (keys > queries - window))[:, None]
 
-    def finish(self) -> None:
+    def finish(self, *, counted: bool) -> None:
         """See `Pass.finish`."""
         state, window = self._state, self._config.sliding_window
         state.context.index_copy_(0, self._slots, self._context)
@@ -66,8 +66,13 @@ class TorchPass:
         fresh = torch.stack(self._fresh, dim=2)  # (b, n, layers, 2, heads, head_dim)
         state.ring.flatten(0, 1).index_copy_(0, cells.flatten(), fresh.flatten(0, 1))
         state.position.index_copy_(0, self._slots, self._position + frames)
+        if counted:
+            state.frame.index_copy_(0, self._slots, state.frame.index_select(0, self._slots) + frames)
 
     # operations
+
+    def gather(self, ring: Tensor) -> Tensor:
+        return next_codes(self._state, self._slots, ring, self._places.shape[1])
 
     def embed(self, codes: Tensor) -> Tensor:
         size, groups = self._config.codebook_size, self._config.num_quantizers
@@ -156,6 +161,14 @@ class TorchPass:
         low, high = x.float().chunk(2, dim=-1)
         turned = torch.cat((low * self._cos - high * self._sin, high * self._cos + low * self._sin), dim=-1)
         return turned.to(x.dtype)
+
+
+def next_codes(state: CodecState, slots: Tensor, ring: Tensor, frames: int) -> Tensor:
+    """See `Pass.gather`."""
+    first = state.frame.index_select(0, slots)[:, None]
+    cells = (first + torch.arange(frames, device=slots.device)) % ring.shape[1]
+    cells = slots[:, None] * ring.shape[1] + cells
+    return ring.flatten(0, 1).index_select(0, cells.flatten()).view(*cells.shape, -1)
 
 
 def _snake(x: Tensor, act: Snake) -> Tensor:

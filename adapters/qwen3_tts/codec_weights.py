@@ -16,6 +16,7 @@ side by side, inputs contiguous.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,11 +34,12 @@ _DILATIONS = (1, 3, 9)  # of a decoder block's residual units
 @dataclass(frozen=True, slots=True)
 class Context:
     """What a causal convolution keeps of its input: the last `rows` positions of `channels` numbers, at
-    `start` in the slot's row of the state."""
+    `start` in the slot's row of the state. `rate`: positions a frame."""
 
     start: int
     rows: int
     channels: int
+    rate: int
 
     @property
     def size(self) -> int:
@@ -125,7 +127,7 @@ class CodecWeights:
     """All of the decoder.
 
     `table` (groups · codebook_size, width) float32; `frequencies` (head_dim / 2,) float32, radians a frame.
-    `context`: numbers that the convolutions keep of a slot, all together.
+    `contexts`: what all of the convolutions keep of a slot, in the order of their places.
     """
 
     table: Tensor
@@ -137,7 +139,12 @@ class CodecWeights:
     first: Conv
     blocks: tuple[Block, ...]
     last: Conv
-    context: int
+    contexts: tuple[Context, ...]
+
+    @property
+    def context(self) -> int:
+        """Numbers that the convolutions keep of a slot, all together."""
+        return sum(context.size for context in self.contexts)
 
 
 def fold(
@@ -164,11 +171,11 @@ class _Folder:
         self._prefix = "decoder." if "decoder.pre_conv.conv.weight" in weights else ""
         self._device = device
         self._dtype = dtype
-        self._context = 0
+        self._contexts: list[Context] = []
 
     def fold(self) -> CodecWeights:
         config = self._config
-        embedded = self._keep(2, config.codebook_dim)
+        embedded = self._keep(2, config.codebook_dim, 1)
         upsamples, first_context = self._upsamples()
         acts = [self._snake(f"decoder.{i + 1}.block.0") for i in range(len(config.upsample_rates))]
         last_index = len(config.upsample_rates) + 1
@@ -184,7 +191,7 @@ class _Folder:
             first=self._conv("decoder.0.conv", context=first_context, act=acts[0], feeds=widen_contexts),
             blocks=blocks,
             last=self._conv(f"decoder.{last_index + 1}.conv", context=last_context, dtype=torch.float32),
-            context=self._context,
+            contexts=tuple(self._contexts),
         )
 
     # parts
@@ -237,8 +244,9 @@ class _Folder:
         """And the context of the layer after them."""
         config = self._config
         factors = config.upsampling_ratios
-        contexts = [self._keep(6, config.latent_dim) for _ in factors]
-        after = self._keep(6, config.latent_dim)
+        rates = [math.prod(factors[: index + 1]) for index in range(len(factors))]
+        contexts = [self._keep(6, config.latent_dim, rate) for rate in rates]
+        after = self._keep(6, config.latent_dim, rates[-1])
         made = []
         for index, factor in enumerate(factors):
             at = f"upsample.{index}"
@@ -275,13 +283,17 @@ class _Folder:
         config = self._config
         count = len(config.upsample_rates)
         widths = [config.decoder_dim >> index for index in range(count + 1)]
-        widen = [self._keep(1, width) for width in widths[:-1]]
-        widen.append(self._keep(6, widths[-1]))  # the last convolution has seven taps, no transposed one
+        base = math.prod(config.upsampling_ratios)
+        rates = [base * math.prod(config.upsample_rates[:index]) for index in range(count + 1)]
+        widen = [self._keep(1, width, rate) for width, rate in zip(widths[:-1], rates, strict=False)]
+        widen.append(self._keep(6, widths[-1], rates[-1]))  # the last convolution's, of seven taps
         blocks = []
         for index, rate in enumerate(config.upsample_rates):
             at = f"decoder.{index + 1}.block"
             units = [f"{at}.{unit + 2}" for unit in range(len(_DILATIONS))]
-            contexts = [self._keep(6 * dilation, widths[index + 1]) for dilation in _DILATIONS]
+            contexts = [
+                self._keep(6 * dilation, widths[index + 1], rates[index + 1]) for dilation in _DILATIONS
+            ]
             befores = [self._snake(f"{unit}.act1") for unit in units]
             nexts = [*zip(befores[1:], contexts[1:], strict=True), (acts[index + 1], widen[index + 1])]
             made = [
@@ -319,9 +331,9 @@ class _Folder:
 
     # pieces
 
-    def _keep(self, rows: int, channels: int) -> Context:
-        context = Context(self._context, rows, channels)
-        self._context += context.size
+    def _keep(self, rows: int, channels: int, rate: int) -> Context:
+        context = Context(sum(other.size for other in self._contexts), rows, channels, rate)
+        self._contexts.append(context)
         return context
 
     def _conv(

@@ -41,8 +41,19 @@ DECODERS: dict[str, dict[str, Any]] = {
         "upsample_rates": [3, 2],
         "decoder_dim": 32,
     },
+    # widths that the kernels take, and few of them: they are tried in an interpreter
+    "kernels": {
+        **_COMMON,
+        "codebook_dim": 32,
+        "latent_dim": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "sliding_window": 8,
+        "num_hidden_layers": 1,
+        "upsample_rates": [3, 2],
+    },
 }
-FRAMES = {"small": 40, "window": 160}
+FRAMES = {"small": 40, "window": 160, "kernels": 20}
 """Frames decoded at once by the reference: several windows each."""
 
 SPEAKER: dict[str, Any] = {

@@ -1,0 +1,86 @@
+"""The codec's Triton kernels: in the interpreter on the CPU, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the codec needs torch")
+pytest.importorskip("triton", reason="the kernels need triton")
+
+from codec_small import codes, config, decoder, weights  # noqa: E402
+
+from duplex.adapters.qwen3_tts.codec_triton import TILES, KeepTables, TritonPass, tile  # noqa: E402
+from duplex.adapters.qwen3_tts.codec_weights import fold  # noqa: E402
+
+HERE = Path(__file__).parent
+CPU = torch.device("cpu")
+
+
+@pytest.mark.timeout(300)
+def test_kernels_in_the_interpreter_give_the_authors_samples() -> None:
+    result = subprocess.run(
+        [sys.executable, str(HERE / "codec_interpreted.py")],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert len(found) == 5
+    assert all(gap < 2e-5 for gap in found.values()), found
+
+
+def test_what_stays_in_a_long_context_moves_back() -> None:
+    folded = fold(config("kernels").decoder_config, weights("kernels"), device=CPU, dtype=torch.float32)
+    tables = KeepTables(folded, CPU)
+    for frames in (1, 2, 3, 6, 8):
+        before = torch.arange(folded.context)
+        after = torch.full((folded.context,), -1)
+        pair = tables.get(frames)
+        if pair is not None:
+            after[pair[1].long()] = before[pair[0].long()]
+        for context in folded.contexts:
+            part = slice(context.start, context.start + context.size)
+            added = min(frames * context.rate, context.rows) * context.channels
+            kept = context.size - added
+            assert torch.equal(after[part][:kept], before[part][added:])
+            assert bool((after[part][kept:] == -1).all())  # whoever makes the input writes these
+
+
+@pytest.mark.parametrize("rows", [1, 4, 32, 160, 2048, 491520])
+@pytest.mark.parametrize(("outputs", "channels"), [(96, 96), (192, 192), (6144, 1536), (512, 1024)])
+def test_tiles_fit_the_layer(rows: int, outputs: int, channels: int) -> None:
+    chosen = tile(rows, outputs, channels)
+    assert channels % chosen.depth == 0
+    assert chosen.depth >= 16
+    assert (chosen.rows, chosen.outputs) in {(option.rows, option.outputs) for option in TILES}
+
+
+@pytest.mark.parametrize(("name", "fit"), [("kernels", True), ("small", False), ("window", False)])
+def test_kernels_take_channels_in_sixteens(name: str, fit: bool) -> None:
+    folded = fold(config(name).decoder_config, weights(name), device=CPU, dtype=torch.float32)
+    assert TritonPass.fits(config(name).decoder_config, folded) is fit
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["kernels", "small"])
+def test_replayed_graphs_equal_plain_decoding(name: str) -> None:
+    device = torch.device("cuda")
+    plain = decoder(name, device=device, plain=True)
+    codec = decoder(name, device=device, plain=False if name == "kernels" else None)
+    ring = torch.stack([codes(slot, 8) for slot in range(7)]).int().to(device)
+    codec.capture(ring)
+    order = [4, 0, 2]
+    ids = torch.tensor(order, device=device)
+    for frames in (1, 8, 2, 3, 5):
+        ticket = codec.launch(order, frames)
+        wanted = plain.decode(ids, plain.gather(ids, ring, frames)).cpu()
+        assert float((torch.from_numpy(ticket.result()) - wanted).abs().max()) < 1e-4
