@@ -18,6 +18,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from duplex.adapters.qwen3_tts.adapter import TtsOptions
+from duplex.adapters.qwen3_tts.names import SPEAKERS
 from duplex.adapters.registry import load_adapters
 from duplex.adapters.scripted import ScriptedAdapter, ScriptedOptions
 from duplex.adapters.speech import SpeechAdapter
@@ -257,6 +259,32 @@ def test_every_option_of_an_embedded_model_is_documented_with_its_default(model:
         assert table[field.name] == ("none" if field.default is None else str(field.default)), field.name
 
 
+def test_every_option_of_qwen3_tts_is_documented_with_its_default() -> None:
+    table = {cells[0].strip("`"): cells[1].strip("`") for cells in rows(section("qwen3-tts.md", "Options"))}
+    fields = {field.name: field for field in msgspec.structs.fields(TtsOptions)}
+    assert list(table) == list(fields)
+    for name, field in fields.items():
+        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        if field.required:
+            assert table[name] == "must be given", name
+        else:
+            assert table[name] == ("none" if default is None else str(default)), name
+
+
+def test_voices_of_qwen3_tts_are_documented() -> None:
+    table = {cells[0].strip("`"): cells[1:] for cells in rows(section("qwen3-tts.md", "Voices"))}
+    assert table == {name: [voice.language, voice.description] for name, voice in SPEAKERS.items()}
+
+
+def test_configuration_example_of_qwen3_tts_is_valid(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", (DOCS / "qwen3-tts.md").read_text(), re.DOTALL)
+    (tmp_path / "duplex.toml").write_text(example)
+    config = load_config({}, file=tmp_path / "duplex.toml", environ={})
+    assert len(config.adapter) == len(config.adapters) == 2
+    for name in config.adapter:
+        msgspec.convert(config.adapters[name], TtsOptions)
+
+
 def test_models_that_are_served_by_default() -> None:
     """What getting-started.md says of `duplex serve`; and the speech endpoints find one that speaks."""
     config = ServerConfig()
@@ -307,7 +335,7 @@ def test_echo_adapter_has_forty_lines() -> None:
 
 @pytest.mark.parametrize("page", sorted(page.name for page in DOCS.glob("*.md")))
 def test_every_page_is_in_a_table_of_contents(page: str) -> None:
-    listed = re.findall(r"^([a-z-]+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^([a-z0-9-]+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert page == "index.md" or page.removesuffix(".md") in listed
 
 
