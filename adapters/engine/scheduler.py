@@ -8,53 +8,16 @@ they are so.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from typing import Final
 
-import msgspec
-
-from duplex.adapters.engine.chunks import affordable, chunk
+from duplex.adapters.engine.chunks import Chunks
+from duplex.adapters.engine.flights import Counts, DecodeFlight, FrameFlight
 from duplex.adapters.engine.model import Finish, FrameResult, ModelInfo, SlotView
 from duplex.adapters.engine.settings import Policy
 from duplex.adapters.engine.streams import NO_SLOT, Stream
 from duplex.adapters.engine.timing import LaunchTimes
 
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class FrameFlight:
-    """A launched frame. `prefill`: one went before it. `expected_ms` None: nobody knows how long it takes."""
-
-    streams: tuple[Stream, ...]
-    launched: float
-    prefill: bool
-    expected_ms: float | None
-
-    @property
-    def slots(self) -> list[int]:
-        return [stream.slot for stream in self.streams]
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class DecodeFlight:
-    """A launched decode: `frames` frames of each stream; `finish` is set where they are the last."""
-
-    streams: tuple[Stream, ...]
-    frames: int
-    finish: tuple[Finish | None, ...]
-    launched: float
-
-    @property
-    def slots(self) -> list[int]:
-        return [stream.slot for stream in self.streams]
-
-
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was counted since the last time: see `messages.Stats`."""
-
-    frames: int
-    launches: int
-    frame_ms: float
-    decode_ms: float
-    late: int
+NEVER: Final = float("inf")
 
 
 class Scheduler:
@@ -69,12 +32,18 @@ class Scheduler:
         self._info = info
         self._policy = policy or Policy()
         self._frame_ms = info.frame_samples * 1e3 / info.sample_rate
+        self._chunks = Chunks(info.decode_frames, self._frame_ms)
         self._streams: dict[int, Stream] = {}
         self._waiting: deque[Stream] = deque()
         self._unmade: dict[int, Stream] = {}  # has a slot, has made no frame
         self._making: dict[int, Stream] = {}  # has made a frame and may make more
+        self._spent: dict[int, Stream] = {}  # the same, but it has no credit
         self._silent: dict[int, Stream] = {}  # has a slot, and no audio of it went out
         self._holding: dict[int, Stream] = {}  # has frames to be decoded
+        self._where = (
+            *(self._streams, self._unmade, self._making, self._spent),
+            *(self._silent, self._holding),
+        )
         self._free = list(range(info.slots))
         self._released: list[int] = []
         self._frames: deque[FrameFlight] = deque()
@@ -82,6 +51,7 @@ class Scheduler:
         self._frame_times = LaunchTimes()
         self._decode_times = LaunchTimes()
         self._frame_end = self._decode_end = 0.0
+        self._next_chunk = NEVER  # no chunk is due before
         self._prefilled = False  # since the last frame was launched
         self._frame_count = self._late = 0
         self.wake: float | None = None
@@ -114,8 +84,10 @@ class Scheduler:
     def grant(self, id: int, frames: int) -> None:
         """The request may make so many frames in all. Credit never shrinks."""
         stream = self._streams.get(id)
-        if stream is not None and stream.credit is not None:
-            stream.credit = max(stream.credit, frames)
+        if stream is not None and stream.credit is not None and frames > stream.credit:
+            stream.credit = frames
+            if self._spent.pop(id, None) is not None:
+                self._making[id] = stream
 
     def abort(self, id: int) -> bool:
         """Forget a request, wherever it is. False: it is not there."""
@@ -200,6 +172,8 @@ class Scheduler:
                 self._making[stream.id] = stream
             stream.launched += 1
             stream.flying += 1
+            if stream.launched == stream.credit:
+                self._spent[stream.id] = self._making.pop(stream.id)
         self._prefilled = False
         self._frames.append(flight)
         return flight
@@ -208,8 +182,9 @@ class Scheduler:
         """The next decode: the most urgent chunk, and all chunks of its size that are due."""
         if len(self._decodes) >= self._policy.decode_depth:
             return None
-        due = self._due_chunks(now)
+        due = self._due_chunks(now) if self._next_chunk <= now else []
         if not due:
+            self._wake_at(self._next_chunk)
             return None
         due.sort(key=lambda entry: entry[:2])
         frames = due[0][2]
@@ -235,6 +210,7 @@ class Scheduler:
         took = now - max(flight.launched, self._frame_end)
         self._frame_times.add(len(flight.streams), took, learn=not flight.prefill)
         self._frame_end = now
+        self._next_chunk = 0.0
         finished: list[tuple[int, Finish]] = []
         for stream, audible, finish in zip(flight.streams, result.audible, result.finish, strict=True):
             stream.flying -= 1
@@ -246,7 +222,8 @@ class Scheduler:
                 self._holding[stream.id] = stream
             if finish is not None:
                 stream.finish = finish
-                del self._making[stream.id]
+                self._making.pop(stream.id, None)
+                self._spent.pop(stream.id, None)
                 if not stream.ready:
                     finished.append((stream.id, finish))
                     if not stream.decoding:
@@ -259,6 +236,7 @@ class Scheduler:
         work = len(flight.streams) * flight.frames
         self._decode_times.add(work, ended - max(flight.launched, self._decode_end))
         self._decode_end = ended
+        self._next_chunk = 0.0
         for stream in flight.streams:
             if stream.over:
                 continue
@@ -302,7 +280,7 @@ class Scheduler:
             stream
             for streams in (self._unmade, self._making)
             for stream in streams.values()
-            if stream.undecoded < kept and stream.steppable
+            if stream.flying + stream.ready + stream.decoding < kept and stream.steppable
         ]
 
     def _most_urgent(self, streams: list[Stream], now: float) -> list[Stream]:
@@ -315,12 +293,10 @@ class Scheduler:
         if len(streams) > most:
             # nobody who plays is made to run dry for somebody's first audio
             soonest = now + policy.reserve_ms + 2 * self._frame_times.longest()
-
-            def urgency(stream: Stream) -> tuple[float, int]:
-                return stream.deadline(max(soonest, stream.arrived + policy.start_ms)), stream.id
-
-            streams.sort(key=urgency)
-            del streams[most:]
+            start_ms = policy.start_ms
+            urgent = [(s.deadline(max(soonest, s.arrived + start_ms)), s.id, s) for s in streams]
+            urgent.sort()
+            streams = [stream for _, _, stream in urgent[:most]]
         return streams
 
     def _queue_time(self, ahead: FrameFlight) -> float:
@@ -332,40 +308,44 @@ class Scheduler:
 
     def _due_chunks(self, now: float) -> list[tuple[float, int, int, Stream]]:
         """(buffer, id, frames, stream) of each chunk that is due."""
-        policy, info = self._policy, self._info
+        policy, chunks = self._policy, self._chunks
         reserve = policy.reserve_ms + 2 * self._decode_times.longest()
-        comfort = policy.comfort_ms if any(map(_moving, self._silent.values())) else float("inf")
+        low = reserve + 0.01  # what rounding leaves of a time is not waited for
+        comfort = policy.comfort_ms if any(map(_moving, self._silent.values())) else NEVER
         due = []
+        self._next_chunk = NEVER
         for stream in self._holding.values():
             buffer = stream.buffer_ms(now)
             if buffer > comfort and not (stream.finish and self._waiting):
                 continue
-            first = not stream.sent and not stream.decoding
-            frames = chunk(
-                stream.ready,
-                info.decode_frames,
-                wanted=stream.first_frames
-                if first
-                else affordable(buffer, self._frame_ms, info.decode_frames),
-                buffer_ms=buffer,
-                reserve_ms=-1.0 if first else reserve,
-                no_more=stream.finish is not None
-                or (not stream.flying and not stream.steppable)
-                or stream.undecoded >= info.frames_kept,
-            )
-            if frames:
-                due.append((buffer, stream.id, frames, stream))
-            elif not first:
-                self._wake_at(now + buffer - reserve)
+            if stream.sent or stream.decoding:
+                is_due = buffer <= low or stream.ready >= chunks.wanted(buffer)
+            else:
+                is_due = stream.ready >= stream.first_frames
+            if is_due or self._no_more(stream):
+                due.append((buffer, stream.id, chunks.largest(stream.ready), stream))
+            elif buffer and now + buffer - reserve < self._next_chunk:
+                self._next_chunk = now + buffer - reserve
+        if due:
+            self._next_chunk = 0.0
         return due
 
+    def _no_more(self, stream: Stream) -> bool:
+        """No further frame comes soon: there is nothing to gather."""
+        return (
+            stream.finish is not None
+            or (not stream.flying and not stream.steppable)
+            or stream.undecoded >= self._info.frames_kept
+        )
+
     def _wake_at(self, time: float) -> None:
-        if self.wake is None or time < self.wake:
+        if time < (self.wake or NEVER):
             self.wake = time
 
     def _end(self, stream: Stream) -> None:
         stream.over = True
-        for streams in (self._streams, self._unmade, self._making, self._silent, self._holding):
+        self._next_chunk = 0.0
+        for streams in self._where:
             streams.pop(stream.id, None)
         if stream.slot != NO_SLOT:
             self._released.append(stream.slot)

@@ -88,7 +88,8 @@ class Stream:
     def buffer_ms(self, now: float) -> float:
         """What the client has to play, with what is being decoded for it. It begins to play when the first
         audio goes out, and waits for more when it has run dry."""
-        played = 0.0 if self.play_end is None else max(0.0, self.play_end - now)
+        end = self.play_end
+        played = end - now if end is not None and end > now else 0.0
         return played + self.decoding * self.frame_ms
 
     def deliver(self, frames: int, now: float) -> bool:

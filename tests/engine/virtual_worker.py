@@ -77,10 +77,18 @@ class VirtualModel(FakeModel):
         return Ends(result, self.main_free)
 
     def launch_decode(self, slots: Sequence[int], frames: int) -> Any:
+        assert len(slots) == 1 or len(slots) * frames <= self.world.policy.decode_work
+        self.world.on_decode(slots)
         audio: NDArray[np.float32] = self.decode(slots, frames)
         took = self.costs.decode + len(slots) * frames * self.costs.decode_frame
         self.codec_free = max(self.codec_free, self.world.now) + took
         return Ends(audio, self.codec_free)
+
+    def free(self, slot: int) -> None:
+        client = self.world.client_of(slot)
+        if not client.aborting and client.failed is None:
+            assert self.slots[slot].decoded == client.frames, "freed while its audio is being decoded"
+        super().free(slot)
 
 
 @dataclass(kw_only=True)
@@ -98,6 +106,7 @@ class Client:
     play_end: float = 0.0
     underruns: int = 0
     finish: Finish | None = None
+    aborting: bool = False
     ended: float | None = None
     failed: Failed | None = None
     frames: int = 0
@@ -108,8 +117,8 @@ class Client:
 
 
 class VirtualWorker:
-    """Runs messages at their times. `on_frame` is called with the slots of each frame before it is
-    launched."""
+    """Runs messages at their times. `on_frame` (`on_decode`) is called with the slots of each frame before it
+    is launched."""
 
     def __init__(
         self,
@@ -121,9 +130,11 @@ class VirtualWorker:
     ) -> None:
         self.now = 0.0
         self.model = VirtualModel(options or FakeOptions(), costs or Costs(), self)
-        self.stepper = Stepper(self.model, policy)
+        self.policy = policy or Policy()
+        self.stepper = Stepper(self.model, self.policy)
         self.clients: dict[int, Client] = {}
         self.on_frame: Callable[[Sequence[int]], None] = lambda slots: None
+        self.on_decode: Callable[[Sequence[int]], None] = lambda slots: None
         self.frame_ms = self.model.info.frame_samples * 1e3 / self.model.info.sample_rate
         self.steps = 0
         self._reader = reader
@@ -176,7 +187,11 @@ class VirtualWorker:
         self.at(time, send)
 
     def abort(self, time: float, client: Client) -> None:
-        self.at(time, lambda: self._take(Abort(id=client.id)))
+        def send() -> None:
+            client.aborting = True
+            self._take(Abort(id=client.id))
+
+        self.at(time, send)
 
     def run(self, until: float = float("inf"), *, most_steps: int = 200_000) -> None:
         """Until nothing is left to happen."""
