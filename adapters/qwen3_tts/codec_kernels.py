@@ -109,9 +109,9 @@ def product(
     if TAPS > 1:
         slot = tl.load(slots + batch, mask=here, other=0)
         past = state + slot * stride + start
-        now = x + batch * length * CHANNELS
+        now = x + batch.to(tl.int64) * length * CHANNELS
     else:
-        now = x + ms * CHANNELS
+        now = x + ms.to(tl.int64) * CHANNELS
     sums = tl.zeros([BM, BN], dtype=tl.float32)
     power = tl.zeros([BM], dtype=tl.float32)
     for k in tl.range(0, depth, BK, num_stages=STAGES):
@@ -133,7 +133,7 @@ def product(
         sums *= tl.rsqrt(power / CHANNELS + eps)[:, None]
     if BIAS:
         sums += tl.load(bias + ns, mask=wanted, other=0.0).to(tl.float32)[None, :]
-    cells = ms[:, None] * outputs + ns[None, :]
+    cells = ms.to(tl.int64)[:, None] * outputs + ns[None, :]  # a large batch of long chunks passes 2^31
     inside = here[:, None] & wanted[None, :]
     if RESIDUAL:
         sums += tl.load(residual + cells, mask=inside, other=0.0).to(tl.float32)
@@ -357,7 +357,7 @@ def sound(
     TIMES: tl.constexpr,
 ):
     """The last convolution, w (TAPS · c,) float32, to samples clamped to ±1. Grid (length / TIMES, slots)."""
-    batch = tl.program_id(1)
+    batch = tl.program_id(1).to(tl.int64)
     times = tl.program_id(0) * TIMES + tl.arange(0, TIMES)
     here = times < length
     slot = tl.load(slots + batch)
