@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from duplex.adapters.qwen3_tts import codec_kernels as kernels
+from duplex.adapters.qwen3_tts import codec_state_kernels as state_kernels
 from duplex.adapters.qwen3_tts.codec_state import CodecState
 from duplex.adapters.qwen3_tts.codec_weights import CodecWeights, Context, Conv, Upsample
 from duplex.adapters.qwen3_tts.config import CodecDecoderConfig
@@ -110,7 +111,7 @@ class TritonPass:
         if moved is not None:
             source, target = moved
             grid = (-(-len(source) // _KEEP_BLOCK), len(slots))
-            kernels.keep[grid](
+            state_kernels.keep[grid](
                 state.context, slots, self._fresh, source, target, len(source), self._stride, _KEEP_BLOCK
             )
 
@@ -133,7 +134,7 @@ class TritonPass:
     def finish(self, *, counted: bool) -> None:
         """See `Pass.finish`."""
         state, stride = self._state, self._stride
-        kernels.commit[(-(-stride // _KEEP_BLOCK), len(self._slots))](
+        state_kernels.commit[(-(-stride // _KEEP_BLOCK), len(self._slots))](
             self._fresh,
             state.context,
             self._slots,
@@ -150,7 +151,7 @@ class TritonPass:
     def gather(self, ring: Tensor) -> Tensor:
         batch, frames, groups = len(self._slots), self._frames, ring.shape[2]
         out = ring.new_empty(batch, frames, groups)
-        kernels.gather[(frames, batch)](
+        state_kernels.gather[(frames, batch)](
             ring, self._slots, self._state.frame, out, ring.shape[1], frames, GROUPS=groups
         )
         return out
