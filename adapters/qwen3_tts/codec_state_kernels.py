@@ -1,4 +1,7 @@
-"""Triton kernels that move the codec's state: codes in, contexts back, counters on. Names as in `codec_kernels`."""
+"""Triton kernels that move the codec's state: codes in, contexts back, counters on.
+
+Names are those of `codec_kernels`.
+"""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 
