@@ -197,7 +197,7 @@ def _parsed(options: Mapping[str, Any]) -> TtsOptions:
     read_options({name: getattr(parsed, name) for name in ModelOptions.__struct_fields__})
     checks = {
         "id": bool(parsed.id),
-        "devices": len(set(parsed.devices)) == len(parsed.devices) and all(parsed.devices),
+        "devices": all(parsed.devices),
         "temperature": parsed.temperature is None or parsed.temperature >= 0,
         "top_k": parsed.top_k is None or parsed.top_k >= 0,
         "repetition_penalty": parsed.repetition_penalty is None or parsed.repetition_penalty > 0,

@@ -57,8 +57,7 @@ class References:
     async def encode(self, recording: ReferenceAudio, *, codes: bool) -> Reference:
         """A recording's embedding, and with `codes` its codes. Requests for the same one share the work, and
         one that is cancelled leaves it to the others."""
-        samples = await asyncio.to_thread(_packed, recording)
-        digest = await asyncio.to_thread(_digest, samples)
+        samples, digest = await asyncio.to_thread(_packed, recording)
         for with_codes in (codes, True):  # an encoding with codes has all that one without has
             key = (digest, recording.sample_rate, with_codes)
             if (known := self._known.get(key)) is not None:
@@ -94,12 +93,10 @@ class References:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def _packed(recording: ReferenceAudio) -> bytes:
-    samples = recording.samples
-    if samples.dtype == np.int16:
-        return (samples.astype("<f4") / 32768).tobytes()
-    return samples.astype("<f4").tobytes()
-
-
-def _digest(samples: bytes) -> bytes:
-    return hashlib.sha256(samples).digest()
+def _packed(recording: ReferenceAudio) -> tuple[bytes, bytes]:
+    """The samples as float32 little endian, full scale ±1, and their SHA-256."""
+    wave = recording.samples.astype("<f4")
+    if recording.samples.dtype == np.int16:
+        wave /= 32768
+    samples = wave.tobytes()
+    return samples, hashlib.sha256(samples).digest()

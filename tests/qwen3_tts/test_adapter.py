@@ -94,7 +94,7 @@ def test_without_options_it_is_left_out_and_with_some_it_is_served(tmp_path: Pat
         ({"model": "M", "text_layout": "upside down"}, "text_layout", None),
         ({"model": "M", "temperature": -1.0}, "temperature cannot be -1.0", "temperature"),
         ({"model": "M", "repetition_penalty": 0.0}, "repetition_penalty", "repetition_penalty"),
-        ({"model": "M", "devices": ["cuda:0", "cuda:0"]}, "devices cannot be", "devices"),
+        ({"model": "M", "devices": ["cuda:0", ""]}, "devices cannot be", "devices"),
         ({"model": "M", "start_timeout_s": 0.0}, "start_timeout_s", "start_timeout_s"),
         ({"model": "M", "id": ""}, "id cannot be", "id"),
         ({"model": "M", "voice": "nobody"}, "voice 'nobody': this model has: serena", "voice"),
