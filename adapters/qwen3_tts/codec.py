@@ -216,6 +216,13 @@ class CodecDecoder:
 
     # launching
 
+    def rehearse(self, codes: Tensor) -> None:
+        """Make every launch that `capture` will, for `compiling.recorded` to see."""
+        if self.device.type == "cuda" and self.kernels:
+            for frames in self.frames:
+                for bucket in self.buckets:
+                    self._decode_next(self._ids[:bucket], frames, codes)
+
     def capture(self, codes: Tensor) -> None:
         """Take codes from now on out of the talker's ring `codes` (slots + 1, kept, 16), which never moves,
         and on CUDA capture a graph of every batch bucket and chunk size. Only the scratch slot changes.

@@ -87,6 +87,10 @@ class FrameTicket(Protocol):
 class Math(Protocol):
     """The arithmetic: plain torch, or Triton on CUDA."""
 
+    def rehearse(self) -> None:
+        """Make every launch that `warm_up` will capture, for `compiling.recorded` to see."""
+        ...
+
     def warm_up(self) -> None:
         """Compile and capture all that `prefill` and `frame` will launch."""
         ...
@@ -192,6 +196,10 @@ class Core:
     def codes(self) -> Tensor:
         """(slots + 1, frames_kept, 16) int32 on the device: frame f of a slot is at f % frames_kept."""
         return self.state.codes
+
+    def rehearse(self) -> None:
+        """Make every launch that `warm_up` will capture, for `compiling.recorded` to see."""
+        self._math.rehearse()
 
     def warm_up(self) -> None:
         """Compile and capture everything. State of slots in use is lost."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from duplex.adapters.engine.model import Finish, FrameResult, ModelInfo, Pending
 from duplex.adapters.qwen3_tts.cloned import ClonedVoice, read_reference
+from duplex.adapters.qwen3_tts.compiling import compile_all, recorded
 from duplex.adapters.qwen3_tts.config import TtsConfig
 from duplex.adapters.qwen3_tts.core import Core, FrameTicket
 from duplex.adapters.qwen3_tts.device import on_device
@@ -103,6 +104,11 @@ class QwenFrameModel:
     def warm_up(self) -> None:
         """See `FrameModel.warm_up`."""
         with on_device(self._core.device):
+            if self._core.device.type == "cuda":
+                with recorded() as kernels:
+                    self._core.rehearse()
+                    self._sound.rehearse()
+                compile_all(kernels)
             self._core.warm_up()
         self._sound.warm_up()
         warm_up(self)

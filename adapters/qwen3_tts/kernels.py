@@ -57,7 +57,7 @@ def _sums(
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def product(
     x, w, out, rows, n, k,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SLICE: tl.constexpr, AHEAD: tl.constexpr,
@@ -76,7 +76,7 @@ def product(
     tl.store(out_at, sums, mask=ms[None, :] < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def gated(
     x, w, out, rows, n, k: tl.constexpr,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, AHEAD: tl.constexpr, STAGES: tl.constexpr,
@@ -98,7 +98,7 @@ def gated(
     tl.store(out_at, made.to(out.dtype.element_ty), mask=ms[None, :] < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def add_norm(
     partial, residual, norm, normed, bias, rows, eps,
     H: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
@@ -122,7 +122,7 @@ def add_norm(
     tl.store(normed + m * H + cols, (sums * scale * weight).to(normed.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def finish(
     partial, residual, norm, slots, last, hidden, position, frame, new_position, rows, eps,
     H: tl.constexpr, SPLIT: tl.constexpr, FRAME: tl.constexpr, PDL: tl.constexpr,
@@ -241,7 +241,7 @@ def _add_share(sums, total, its_sums, its_total, its_top, top):
     return sums + weight[:, None] * its_sums, total + weight * its_total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "length"])
 def attention(
     partial, q_out, out, keys, values, slots, positions, q_norm, k_norm, cosines, sines,
     shares, arrived, rows, length, eps, scale,
@@ -354,11 +354,11 @@ def attention(
                 tl.store(out_at, (sums / total[:, None]).to(out.dtype.element_ty), mask=here[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group", "out_row", "report_stride", "rows", "end", "code_count"])
 def draw(
     partial, slots, frames, seeds, sampling, seen, codes, report, total, embedding, next_rows, norm, residual,
-    normed, text, text_count, pad, out_row, report_stride, rows, eps, end, code_count,
-    GROUP: tl.constexpr, LAST: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, H: tl.constexpr,
+    normed, text, text_count, pad, group, out_row, report_stride, rows, eps, end, code_count,
+    FIRST: tl.constexpr, LAST: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, H: tl.constexpr,
     N: tl.constexpr, KEPT: tl.constexpr, TEXT_KEPT: tl.constexpr, GROUPS: tl.constexpr, SPLIT: tl.constexpr,
     MIN_FRAMES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -379,14 +379,14 @@ def draw(
     ids = tl.arange(0, BV)
     within = ids < V
     frame = tl.load(frames + slot)
-    uniform = tl.maximum(tl.rand(seed, (frame * 16 + GROUP) * 4096 + ids), 1e-10)
+    uniform = tl.maximum(tl.rand(seed, (frame * 16 + group) * 4096 + ids), 1e-10)
     noise = -tl.log(-tl.log(uniform))
     if PDL:
         gdc_wait()
     logits = tl.load(partial + m * V + ids, mask=within, other=-float("inf"))
     for s in tl.static_range(1, SPLIT):
         logits += tl.load(partial + (s * rows + m) * V + ids, mask=within, other=0.0)
-    if GROUP == 0:
+    if FIRST:
         penalty = tl.load(sampling + slot * 5 + 2)
         was = tl.load(seen + slot * V + ids, mask=within, other=0) != 0
         logits = tl.where(was, tl.where(logits > 0, logits / penalty, logits * penalty), logits)
@@ -432,9 +432,9 @@ def draw(
                 shift -= 2
             noisy = tl.where(order >= least, noisy, -float("inf"))
     code = tl.argmax(noisy, 0)
-    tl.store(codes + (slot * KEPT + frame % KEPT) * GROUPS + GROUP, code)
+    tl.store(codes + (slot * KEPT + frame % KEPT) * GROUPS + group, code)
     made = tl.load(embedding + code.to(tl.int64) * H + cols).to(tl.float32)
-    if GROUP == 0:
+    if FIRST:
         tl.store(seen + slot * V + code, 1)
         tl.store(report + m, code)
         tl.store(report + report_stride + m, frame)

@@ -38,6 +38,11 @@ class Sound:
         self._stream = new_stream(codec.device)
         self._copies = new_stream(ring.device) if self._mirror is not None else None
 
+    def rehearse(self) -> None:
+        """Make every launch that `warm_up` will capture, for `compiling.recorded` to see."""
+        with on_device(self._codec.device):
+            self._codec.rehearse(self._ring if self._mirror is None else self._mirror)
+
     def warm_up(self) -> None:
         """Compile and capture every shape."""
         with on_device(self._codec.device):

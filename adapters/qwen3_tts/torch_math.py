@@ -61,6 +61,9 @@ class TorchMath:
         self._keys = torch.zeros(shape, device=core.device, dtype=core.dtype)
         self._values = torch.zeros_like(self._keys)
 
+    def rehearse(self) -> None:
+        """Nothing is compiled."""
+
     def warm_up(self) -> None:
         """Nothing is compiled."""
 

@@ -28,9 +28,9 @@ _PENDING: Final = 8
 """Launches whose results may be unread."""
 _PARTS: Final = 4
 """Blocks that share the talker's positions."""
-_STEP_WARPS: Final = 4
+_STEP_WARPS: Final = 2
 """Warps of the predictor's attention, which has 16 positions at most."""
-_APART_ROWS: Final = 16
+_APART_ROWS: Final = 64
 """Rows up to which that many blocks fill the device better than one block with all the shares."""
 _SPAN: Final = 64
 """Positions that attention takes at a time."""
@@ -152,6 +152,7 @@ class TritonMath:
         self._inputs = deque(
             torch.zeros(3, rows, dtype=torch.int32, pin_memory=pinned) for _ in range(_PENDING)
         )
+        self._read: deque[torch.cuda.Event | None] = deque([None] * _PENDING)
 
     def _work(self, stack: Stack, rows: int) -> _Work:
         core, config = self._core, stack.config
@@ -256,10 +257,10 @@ class TritonMath:
         kernels.draw[(rows,)](
             self._logits, self._slots, state.frame, state.seed, state.sampling, state.seen, state.codes,
             self._report, self._total, table, table if last else weights.predictor_rows[group], norm, out.x,
-            out.normed, state.text, state.text_count, core.pad_row, out_row, core.max_batch, rows,
+            out.normed, state.text, state.text_count, core.pad_row, group, out_row, core.max_batch, rows,
             config.rms_norm_eps, config.codec_eos_token_id, config.vocab_size - 1024,
-            GROUP=group, LAST=last, V=vocabulary, BV=1 << (vocabulary - 1).bit_length(), H=config.hidden_size,
-            N=out.x.shape[1], KEPT=core.frames_kept, TEXT_KEPT=core.text_kept, GROUPS=groups, SPLIT=split,
+            FIRST=group == 0, LAST=last, V=vocabulary, BV=1 << (vocabulary - 1).bit_length(),
+            H=config.hidden_size, N=out.x.shape[1], KEPT=core.frames_kept, TEXT_KEPT=core.text_kept, GROUPS=groups, SPLIT=split,
             MIN_FRAMES=MIN_FRAMES, PDL=self._pdl, num_warps=8 if group == 0 else 4, **self._launch,
         )  # fmt: skip
 
@@ -344,6 +345,13 @@ class TritonMath:
 
     # graphs
 
+    def rehearse(self) -> None:
+        """See `Math.rehearse`."""
+        for bucket in self._buckets:
+            self._frame(bucket)
+        for bucket in self._prompt_buckets:
+            self._prompt_rows(bucket)
+
     def warm_up(self) -> None:
         """See `Math.warm_up`."""
         for bucket in reversed(self._buckets):
@@ -367,16 +375,31 @@ class TritonMath:
         replay: Callable[[], None] = graph.replay
         return replay
 
+    def _staging(self) -> Tensor:
+        """A host buffer (3, rows) for the next launch's numbers, when the device has read its last ones."""
+        if self._read[0] is not None:
+            self._read[0].synchronize()
+        return self._inputs[0]
+
+    def _staged(self) -> None:
+        """The copy out of the buffer has been launched."""
+        if self._core.device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record()
+            self._read[0] = event
+        self._inputs.rotate(-1)
+        self._read.rotate(-1)
+
     def frame(self, slots: Sequence[int]) -> FrameTicket:
         """See `Core.launch_frame`."""
         count = len(slots)
         bucket = next(b for b in self._buckets if b >= count)
-        staged = self._inputs[0]
-        self._inputs.rotate(-1)
+        staged = self._staging()
         numbers = staged.numpy()[0]
         numbers[:count] = slots
         numbers[count:bucket] = self._core.slots
         self._slots[:bucket].copy_(staged[0, :bucket], non_blocking=True)
+        self._staged()
         self._graphs[bucket]()
         buffer = self._results[0]
         self._results.rotate(-1)
@@ -392,13 +415,13 @@ class TritonMath:
         count = rows.shape[0]
         bucket = next(b for b in self._prompt_buckets if b >= count)
         self._prompt[:count].copy_(rows)
-        staged = self._inputs[0]
-        self._inputs.rotate(-1)
+        staged = self._staging()
         numbers = staged.numpy()
         numbers[0, :count], numbers[0, count:bucket] = slots.numpy(), self._core.slots
         numbers[1, :count], numbers[1, count:bucket] = positions.numpy(), 0
         numbers[2, :count], numbers[2, count:bucket] = last.numpy(), 0
         self._prompt_index[:, :bucket].copy_(staged[:, :bucket], non_blocking=True)
+        self._staged()
         self._prompt_graphs[bucket]()
 
 
