@@ -357,6 +357,22 @@ def test_codec_is_kept_free_for_a_first_chunk() -> None:
         assert meanwhile == [newcomer.job.tone]
 
 
+def test_finished_stream_gives_its_slot_to_who_waits_though_its_client_has_plenty() -> None:
+    """A long prompt is on its way to its first audio meanwhile, for which chunks like these are put off."""
+    world = VirtualWorker(
+        FakeOptions(slots=2, max_batch=2, prefill_rows=10, frames_kept=64),
+        costs=Costs(frame=1, prefill=20, decode=30),
+        policy=Policy(comfort_ms=50),
+    )
+    world.ask(0, FakeJob(tone=0, tail=99, most=60, rows=2))
+    world.ask(100, _speech(1, 5, rows=3000))
+    world.ask(101, _speech(2, 5))
+    world.run(until=1000)
+    assert {state.job.tone for state in world.model.slots.values()} == {1, 2}
+    world.run()
+    assert {client.finish for client in world.clients.values()} == {"length", "stop"}
+
+
 def test_next_frame_is_queued_just_before_the_last_one_ends() -> None:
     """So a request that comes meanwhile waits for one frame and not for two."""
     world = VirtualWorker(costs=Costs(frame=20, frame_slot=0, decode=0.1, prefill=1, prefill_row=0))
@@ -412,6 +428,16 @@ def test_refused_jobs_and_bad_text_fail_alone() -> None:
     assert early.failed is not None
     assert good.finish == "stop"
     assert not world.model.slots
+
+
+def test_request_behind_a_refused_one_has_its_slot_at_once() -> None:
+    """Nothing else happens that could bring another step."""
+    world = VirtualWorker(FakeOptions(slots=1, max_batch=1))
+    refused = [world.ask(0, FakeJob(tone=tone, fault="refused")) for tone in range(3)]
+    good = world.ask(0, _speech(3, 5))
+    world.run()
+    assert all(client.failed is not None for client in refused)
+    assert good.finish == "stop"
 
 
 def test_reader_that_stalls_holds_the_streams_as_if_without_credit() -> None:

@@ -131,7 +131,7 @@ def test_only_audio_waits_for_a_gateway_that_does_not_read(
         outlet.open(id)
     large = audio(1, 3 << 20)
     outlet.audio([large])  # more than the socket takes
-    waiting = threading.Thread(target=lambda: outlet.audio([audio(1, 8), audio(2, 8)]))
+    waiting = threading.Thread(target=lambda: outlet.audio([audio(1, 8), audio(2, 8)]), daemon=True)
     waiting.start()
     outlet.say(
         said := Stats(
@@ -154,7 +154,7 @@ def test_gateway_that_goes_away_is_noticed_once_and_holds_nobody_up(
     outlet = Outlet(pair[0], lambda: (lost.append(1), gone.set()), most=1)  # type: ignore[func-returns-value]
     outlet.open(1)
     outlet.audio([audio(1, 3 << 20)])
-    waiting = threading.Thread(target=lambda: outlet.audio([audio(1)]))
+    waiting = threading.Thread(target=lambda: outlet.audio([audio(1)]), daemon=True)
     waiting.start()
     pair[1].close()
     assert gone.wait(10)
