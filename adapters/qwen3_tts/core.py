@@ -13,7 +13,7 @@ Rows never see one another: whatever else is in a launch, a slot's numbers come 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from duplex.adapters.qwen3_tts.compiling import compile_all, recorded
 from duplex.adapters.qwen3_tts.config import TtsConfig
 from duplex.adapters.qwen3_tts.job import Sampling
 from duplex.adapters.qwen3_tts.packing import TalkerWeights, pack
@@ -203,6 +204,10 @@ class Core:
 
     def warm_up(self) -> None:
         """Compile and capture everything. State of slots in use is lost."""
+        if self.device.type == "cuda":
+            with recorded() as kernels:
+                self.rehearse()
+            compile_all(kernels)
         self._math.warm_up()
         for field in (self.state.position, self.state.frame, self.state.seen, self.state.hidden):
             field.zero_()
@@ -274,6 +279,11 @@ class Core:
         state and the slot's length, and the slot can make a frame. The three may be on the host.
         """
         self._math.prefill(rows, slots, positions, last)
+
+    def replay(self, rows: int) -> None:
+        """The last frame once more on the device, nothing read: for measuring it alone. CUDA only."""
+        replay: Callable[[int], None] = self._math.replay  # type: ignore[attr-defined]
+        replay(rows)
 
     def launch_frame(self, slots: Sequence[int]) -> FrameTicket:
         """One frame of each of the slots, which are distinct, at most `max_batch`, without a wait."""
