@@ -206,39 +206,55 @@ def _norm_rotate(a, b, norm_a, norm_b, cos, sin, eps, D: tl.constexpr):
 
 @triton.jit
 def _attend(
-    qa, qb, keys, values, count, scale, first,
-    D: tl.constexpr, BT: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
+    qa, qb, ka_new, kb_new, va_new, vb_new, keys, values, position, scale, first,
+    D: tl.constexpr, BT: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, INSERT: tl.constexpr,
 ):  # fmt: skip
-    """Attention over every PARTS-th block of BT positions from block `first` on; q in halves (16, D / 2).
+    """Attention over every PARTS-th block of BT positions from block `first` on, up to `position`.
 
-    Returns the unnormalised sums (16, D), their weights' total (16,) and the scores' top (16,).
+    Queries (16, D / 2), and everything else, in halves of D. INSERT: the position's own key (D / 2, 1) and
+    value (1, D / 2) are given, and are not yet to be read from the cache. Returns the unnormalised sums
+    (16, D / 2), their weights' total (16,) and the scores' top (16,).
     """
-    dims = tl.arange(0, D)
     half = tl.arange(0, D // 2)
     top = tl.full([16], -1e30, dtype=tl.float32)
     total = tl.zeros([16], dtype=tl.float32)
-    sums = tl.zeros([16, D], dtype=tl.float32)
-    for start in tl.range(first * BT, count, BT * PARTS, num_stages=STAGES):
+    sums_a = tl.zeros([16, D // 2], dtype=tl.float32)
+    sums_b = tl.zeros([16, D // 2], dtype=tl.float32)
+    cached = position if INSERT else position + 1
+    for start in tl.range(first * BT, position + 1, BT * PARTS, num_stages=STAGES):
         ts = start + tl.arange(0, BT)
         k_at = keys + ts[None, :] * D + half[:, None]
-        ka = tl.load(k_at, mask=ts[None, :] < count, other=0.0)
-        kb = tl.load(k_at + D // 2, mask=ts[None, :] < count, other=0.0)
-        v = tl.load(values + ts[:, None] * D + dims[None, :], mask=ts[:, None] < count, other=0.0)
+        v_at = values + ts[:, None] * D + half[None, :]
+        ka = tl.load(k_at, mask=ts[None, :] < cached, other=0.0)
+        kb = tl.load(k_at + D // 2, mask=ts[None, :] < cached, other=0.0)
+        va = tl.load(v_at, mask=ts[:, None] < cached, other=0.0)
+        vb = tl.load(v_at + D // 2, mask=ts[:, None] < cached, other=0.0)
+        if INSERT:
+            ka = tl.where(ts[None, :] == position, ka_new, ka)
+            kb = tl.where(ts[None, :] == position, kb_new, kb)
+            va = tl.where(ts[:, None] == position, va_new, va)
+            vb = tl.where(ts[:, None] == position, vb_new, vb)
         scores = tl.dot(qb, kb, tl.dot(qa, ka, input_precision="ieee"), input_precision="ieee") * scale
-        scores = tl.where(ts[None, :] < count, scores, -float("inf"))
+        scores = tl.where(ts[None, :] <= position, scores, -float("inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp(scores - new_top[:, None])
         shrink = tl.exp(top - new_top)
         total = total * shrink + tl.sum(weights, 1)
-        sums = tl.dot(weights.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
+        rounded = weights.to(va.dtype)
+        sums_a = tl.dot(rounded, va, sums_a * shrink[:, None], input_precision="ieee")
+        sums_b = tl.dot(rounded, vb, sums_b * shrink[:, None], input_precision="ieee")
         top = new_top
-    return sums, total, top
+    return sums_a, sums_b, total, top
 
 
 @triton.jit
-def _add_share(sums, total, its_sums, its_total, its_top, top):
+def _add_share(sums_a, sums_b, total, its_a, its_b, its_total, its_top, top):
     weight = tl.exp(its_top - top)
-    return sums + weight[:, None] * its_sums, total + weight * its_total
+    return (
+        sums_a + weight[:, None] * its_a,
+        sums_b + weight[:, None] * its_b,
+        total + weight * its_total,
+    )
 
 
 @triton.jit(do_not_specialize=["rows", "length"])
@@ -282,16 +298,23 @@ def attention(
         k_norm_b = tl.load(k_norm + D // 2 + half)
     if PDL:
         gdc_wait()
+    ka = tl.zeros([D // 2, 1], dtype=keys.dtype.element_ty)
+    kb = ka
+    va = tl.zeros([1, D // 2], dtype=values.dtype.element_ty)
+    vb = va
     if KEEP:
-        if TOGETHER or part == (position // BT) % PARTS:  # the block that reads it back
-            a, b = _halves(partial, m, rows, width, GROUP * KV + head + one, one < 1, SPLIT, D)
-            a, b = _norm_rotate(a, b, k_norm_a, k_norm_b, cos, sin, eps, D)
+        a, b = _halves(partial, m, rows, width, GROUP * KV + head + one, one < 1, SPLIT, D)
+        a, b = _norm_rotate(a, b, k_norm_a, k_norm_b, cos, sin, eps, D)
+        ka_row, kb_row = a.to(keys.dtype.element_ty), b.to(keys.dtype.element_ty)
+        a, b = _halves(partial, m, rows, width, (GROUP + 1) * KV + head + one, one < 1, SPLIT, D)
+        va, vb = a.to(values.dtype.element_ty), b.to(values.dtype.element_ty)
+        ka, kb = tl.trans(ka_row), tl.trans(kb_row)
+        if TOGETHER or part == (position // BT) % PARTS:  # one block of them writes
             at = base + position * D + half[None, :]
-            tl.store(keys + at, a.to(keys.dtype.element_ty))
-            tl.store(keys + at + D // 2, b.to(keys.dtype.element_ty))
-            a, b = _halves(partial, m, rows, width, (GROUP + 1) * KV + head + one, one < 1, SPLIT, D)
-            tl.store(values + at, a.to(values.dtype.element_ty))
-            tl.store(values + at + D // 2, b.to(values.dtype.element_ty))
+            tl.store(keys + at, ka_row)
+            tl.store(keys + at + D // 2, kb_row)
+            tl.store(values + at, va)
+            tl.store(values + at + D // 2, vb)
         a, b = _halves(partial, m, rows, width, head * GROUP + group, here, SPLIT, D)
         a, b = _norm_rotate(a, b, q_norm_a, q_norm_b, cos, sin, eps, D)
         qa = a.to(q_out.dtype.element_ty)
@@ -300,36 +323,48 @@ def attention(
             tl.store(q_at, qa, mask=here[:, None])
             tl.store(q_at + D // 2, qb, mask=here[:, None])
     if READ:
+        # a tile that is changed in registers costs a long cache more than the way through memory
+        INSERT: tl.constexpr = KEEP and PARTS == 1
         if KEEP:
-            tl.debug_barrier()  # the block's own key and value are read back below
+            if not INSERT:
+                tl.debug_barrier()  # the block's own key and value are read back below
         else:
             qa = tl.load(q_at, mask=here[:, None], other=0.0)
             qb = tl.load(q_at + D // 2, mask=here[:, None], other=0.0)
-        dims = tl.arange(0, D)
-        out_at = out + m * (GROUP * KV * D) + (head * GROUP + group[:, None]) * D + dims[None, :]
+        k_at, v_at = keys + base, values + base
+        out_at = out + m * (GROUP * KV * D) + (head * GROUP + group[:, None]) * D + half[None, :]
+        kind = out.dtype.element_ty
         if TOGETHER:
-            k_at, v_at, count = keys + base, values + base, position + 1
-            s0, t0, top0 = _attend(qa, qb, k_at, v_at, count, scale, 0, D, BT, PARTS, STAGES)
+            a0, b0, t0, top0 = _attend(
+                qa, qb, ka, kb, va, vb, k_at, v_at, position, scale, 0, D, BT, PARTS, STAGES, INSERT
+            )
             top = top0
             if PARTS > 1:
-                s1, t1, top1 = _attend(qa, qb, k_at, v_at, count, scale, 1, D, BT, PARTS, STAGES)
-                s2, t2, top2 = _attend(qa, qb, k_at, v_at, count, scale, 2, D, BT, PARTS, STAGES)
-                s3, t3, top3 = _attend(qa, qb, k_at, v_at, count, scale, 3, D, BT, PARTS, STAGES)
+                a1, b1, t1, top1 = _attend(
+                    qa, qb, ka, kb, va, vb, k_at, v_at, position, scale, 1, D, BT, PARTS, STAGES, INSERT
+                )
+                a2, b2, t2, top2 = _attend(
+                    qa, qb, ka, kb, va, vb, k_at, v_at, position, scale, 2, D, BT, PARTS, STAGES, INSERT
+                )
+                a3, b3, t3, top3 = _attend(
+                    qa, qb, ka, kb, va, vb, k_at, v_at, position, scale, 3, D, BT, PARTS, STAGES, INSERT
+                )
                 top = tl.maximum(tl.maximum(tl.maximum(top0, top1), top2), top3)
-            sums, total = _add_share(
-                tl.zeros([16, D], tl.float32), tl.zeros([16], tl.float32), s0, t0, top0, top
-            )
+            none = tl.zeros([16, D // 2], dtype=tl.float32)
+            a, b, total = _add_share(none, none, tl.zeros([16], dtype=tl.float32), a0, b0, t0, top0, top)
             if PARTS > 1:
-                sums, total = _add_share(sums, total, s1, t1, top1, top)
-                sums, total = _add_share(sums, total, s2, t2, top2, top)
-                sums, total = _add_share(sums, total, s3, t3, top3, top)
-            tl.store(out_at, (sums / total[:, None]).to(out.dtype.element_ty), mask=here[:, None])
+                a, b, total = _add_share(a, b, total, a1, b1, t1, top1, top)
+                a, b, total = _add_share(a, b, total, a2, b2, t2, top2, top)
+                a, b, total = _add_share(a, b, total, a3, b3, t3, top3, top)
+            tl.store(out_at, (a / total[:, None]).to(kind), mask=here[:, None])
+            tl.store(out_at + D // 2, (b / total[:, None]).to(kind), mask=here[:, None])
         else:
-            sums, total, top = _attend(
-                qa, qb, keys + base, values + base, position + 1, scale, part, D, BT, PARTS, STAGES
+            a, b, total, top = _attend(
+                qa, qb, ka, kb, va, vb, k_at, v_at, position, scale, part, D, BT, PARTS, STAGES, INSERT
             )
             mine = shares + ((m * KV + head) * PARTS + part) * (16 * (D + 2)) + group * (D + 2)
-            tl.store(mine[:, None] + dims[None, :], sums, mask=here[:, None])
+            tl.store(mine[:, None] + half[None, :], a, mask=here[:, None])
+            tl.store(mine[:, None] + D // 2 + half[None, :], b, mask=here[:, None])
             tl.store(mine + D, total, mask=here)
             tl.store(mine + D + 1, top, mask=here)
             tl.debug_barrier()
@@ -342,16 +377,18 @@ def attention(
                     its = mine + i * (16 * (D + 2)) + D + 1
                     top = tl.maximum(top, tl.load(its, mask=here, other=0.0, cache_modifier=".cg"))
                 total = tl.zeros([16], dtype=tl.float32)
-                sums = tl.zeros([16, D], dtype=tl.float32)
+                a = tl.zeros([16, D // 2], dtype=tl.float32)
+                b = tl.zeros([16, D // 2], dtype=tl.float32)
                 for i in tl.static_range(PARTS):
                     its = mine + i * (16 * (D + 2))
                     its_top = tl.load(its + D + 1, mask=here, other=0.0, cache_modifier=".cg")
                     its_total = tl.load(its + D, mask=here, other=1.0, cache_modifier=".cg")
-                    its_sums = tl.load(
-                        its[:, None] + dims[None, :], mask=here[:, None], other=0.0, cache_modifier=".cg"
-                    )
-                    sums, total = _add_share(sums, total, its_sums, its_total, its_top, top)
-                tl.store(out_at, (sums / total[:, None]).to(out.dtype.element_ty), mask=here[:, None])
+                    at = its[:, None] + half[None, :]
+                    its_a = tl.load(at, mask=here[:, None], other=0.0, cache_modifier=".cg")
+                    its_b = tl.load(at + D // 2, mask=here[:, None], other=0.0, cache_modifier=".cg")
+                    a, b, total = _add_share(a, b, total, its_a, its_b, its_total, its_top, top)
+                tl.store(out_at, (a / total[:, None]).to(kind), mask=here[:, None])
+                tl.store(out_at + D // 2, (b / total[:, None]).to(kind), mask=here[:, None])
 
 
 @triton.jit(do_not_specialize=["group", "out_row", "report_stride", "rows", "end", "code_count"])
