@@ -10,7 +10,8 @@ a known voice begins after them, and its frames are the same, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,16 +104,28 @@ class QwenFrameModel:
 
     def warm_up(self) -> None:
         """See `FrameModel.warm_up`."""
+        took: dict[str, float] = {}
+
+        def step(name: str, work: Callable[[], None]) -> None:
+            begin = time.perf_counter()
+            work()
+            took[name] = time.perf_counter() - begin
+
         with on_device(self._core.device):
             if self._core.device.type == "cuda":
-                with recorded() as kernels:
-                    self._core.rehearse()
-                    self._sound.rehearse()
-                compile_all(kernels)
-            self._core.warm_up()
-        self._sound.warm_up()
-        warm_up(self)
+                step("compile", self._compile)
+            step("frames", self._core.warm_up)
+        step("codec", self._sound.warm_up)
+        step("requests", lambda: warm_up(self))
         self._memo.clear()
+        self.info.detail["warm_up"] = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in took.items())
+
+    def _compile(self) -> None:
+        """Both parts' kernels at once: apart, each would wait for its slowest."""
+        with recorded() as kernels:
+            self._core.rehearse()
+            self._sound.rehearse()
+        compile_all(kernels)
 
     def begin(self, slot: int, job: bytes) -> SlotRun:
         """See `FrameModel.begin`.
