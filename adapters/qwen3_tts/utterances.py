@@ -8,7 +8,9 @@ utterances.
 from __future__ import annotations
 
 import asyncio
+import unicodedata
 from collections.abc import AsyncIterator
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from duplex.adapters.text import MAX_UNIT, MIN_CLAUSE, Splitter, has_words
@@ -18,7 +20,7 @@ WIDE_FRAMES: Final = 5.0
 DIGIT_FRAMES: Final = 6.0
 NARROW_FRAMES: Final = 1.7
 """Frames of 80 ms that a character is allowed: twice what it takes at an ordinary pace (5 syllables, or 15
-letters, a second; digits are read as words)."""
+letters, a second; digits are read as words). Never fewer than the tokens that it can be, one a byte."""
 SMALLEST: Final = 120.0
 """Frames of the shortest utterance worth making: 70 letters."""
 _PROMPT_ROWS: Final = 32
@@ -36,19 +38,19 @@ class Piece(NamedTuple):
 
 def frames_of(text: str) -> float:
     """Frames that the text may take, generously."""
-    return sum(DIGIT_FRAMES if c.isdigit() else WIDE_FRAMES if _wide(c) else NARROW_FRAMES for c in text)
+    return sum(map(_frames, text))
 
 
 def room(
     positions: int, *, instructions: str = "", reference_text: str = "", reference_frames: int = 0
 ) -> float:
-    """Frames that one utterance of a request may be allowed, see `frames_of`. Tokens are taken to have one
-    character each.
+    """Frames that one utterance of a request may be allowed, see `frames_of`. What the request brings is
+    taken to have a token for each character of ASCII, CJK and Hangul, and for each byte of others.
 
     Raises:
         DuplexError: `INVALID_VALUE`: what the request brings fills the slot.
     """
-    left = positions - _PROMPT_ROWS - len(instructions) - len(reference_text) - reference_frames
+    left = positions - _PROMPT_ROWS - _rows(instructions) - _rows(reference_text) - reference_frames
     if left < SMALLEST:
         raise DuplexError(
             ErrorCode.INVALID_VALUE,
@@ -197,10 +199,25 @@ class Utterances:
 def _fitting(text: str, frames: float) -> int:
     """How many of the first characters take at most so many frames."""
     for index, character in enumerate(text):
-        frames -= frames_of(character)
+        frames -= _frames(character)
         if frames < 0:
             return index
     return len(text)
+
+
+@lru_cache(4096)
+def _frames(character: str) -> float:
+    spoken = DIGIT_FRAMES if character.isdigit() else WIDE_FRAMES if _wide(character) else NARROW_FRAMES
+    return max(spoken, _bytes(character))
+
+
+def _rows(text: str) -> int:
+    return sum(1 if _wide(c) and c <= "\uffff" else _bytes(c) for c in text)
+
+
+def _bytes(character: str) -> int:
+    """Of UTF-8, as the tokenizer has it: a few characters are several in NFC."""
+    return len(unicodedata.normalize("NFC", character).encode(errors="replace"))
 
 
 def _wide(character: str) -> bool:

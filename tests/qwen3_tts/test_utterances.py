@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import unicodedata
 from collections.abc import AsyncIterator
 
 import pytest
@@ -67,6 +68,35 @@ def test_no_character_is_lost_and_no_utterance_is_too_long(text: str, limit: flo
     found = cut(text, limit, step)
     assert "".join("".join(found).split()) == "".join(text.split())
     assert all(frames_of(utterance) <= limit for utterance in found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "สวัสดีครับ",
+        "नमस्ते दुनिया। ",
+        "a☃☃☃",
+        "مرحبا بالعالم ",
+        "Привет, мир! ",
+        "ÄÖÜß",
+        "ＡＢＣ",
+        "\u0958",
+        "\U0001d160a",
+        "e\u0301\u0301",
+    ],
+)
+@pytest.mark.parametrize("positions", [256, 2048])
+def test_scripts_with_many_tokens_a_character_fit_in_a_slot(text: str, positions: int) -> None:
+    found = cut(text * 2000, room(positions))
+    assert "".join(found) == text * 2000
+    # a byte-level tokenizer without a merge makes a token of every byte, and there must be room to speak
+    most = max(len(unicodedata.normalize("NFC", utterance).encode()) for utterance in found)
+    assert most <= positions - 32
+
+
+def test_instructions_take_their_tokens_room() -> None:
+    assert room(2048, instructions="สวัสดี") == room(2048, instructions="a" * 18)
+    assert room(2048, instructions="你好") == room(2048, instructions="ab")
 
 
 def test_a_sentence_without_an_end_is_cut_all_the_same() -> None:
