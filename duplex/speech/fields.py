@@ -76,7 +76,7 @@ class SpeechFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check(tokens is None or 1 <= tokens <= 65536, "max_new_tokens", "from 1 to 65536")
         frames = self.initial_codec_chunk_frames
         _check(frames is None or 0 <= frames <= 100, "initial_codec_chunk_frames", "from 0 to 100")
-        _check(self.seed is None or abs(self.seed) < 2**63, "seed", "a 64-bit integer")
+        _check(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer")
         if isinstance(self.voice, dict):
             _check(set(self.voice) == {"id"}, "voice", 'a name or {"id": name}')
         embedding = self.speaker_embedding

@@ -161,6 +161,15 @@ async def test_a_seed_below_zero_failed_in_the_model(stage: Stage, word_timestam
     assert answers[0].content == answers[1].content != answers[2].content
 
 
+@pytest.mark.parametrize(
+    ("seed", "status"), [(-(2**63), 200), (2**64 - 1, 200), (2**64, 400), (-(2**63) - 1, 400)]
+)
+async def test_every_64_bit_integer_is_a_seed(stage: Stage, seed: int, status: int) -> None:
+    async with stage.http() as http:
+        answer = await http.post("/v1/audio/speech", json={"input": "Hello.", "seed": seed})
+    assert answer.status_code == status, answer.text
+
+
 @pytest.mark.parametrize("text", ["🙂", "…!?", "。"])
 async def test_text_without_words(stage: Stage, text: str) -> None:
     async with stage.http() as http:
