@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 from fake_frames import FakeJob
 from numpy.typing import NDArray
 
@@ -53,6 +54,16 @@ def job(tone: int, **fields: Any) -> bytes:
 async def whole(request: EngineRequest) -> NDArray[np.float32]:
     """All audio of a request, to its end."""
     return np.concatenate([np.zeros(0, np.float32), *[chunk.samples async for chunk in request]])
+
+
+def workers() -> list[int]:
+    """Worker processes that this process has started and that are left."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "duplex.adapters.engine.worker" in child.cmdline():
+                found.append(child.pid)
+    return found
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:

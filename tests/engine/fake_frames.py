@@ -5,7 +5,6 @@ a lost, doubled or foreign frame shows. It refuses whatever the contract of `Fra
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from time import monotonic, sleep
 from typing import Any, Generic, TypeVar
@@ -234,8 +233,8 @@ class FakeModel:
                 return msgspec.json.encode({str(s.job.tone): s.launched for s in self.slots.values()})
             case "refuse":
                 raise DuplexError(ErrorCode.VOICE_NOT_FOUND, "no such voice", param="voice")
-            case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
+            case "hang":
+                sleep(600)
                 return b""
             case _:
                 raise ValueError(f"no call {name!r}")
