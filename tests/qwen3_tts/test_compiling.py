@@ -1,0 +1,200 @@
+"""Kernels compiled ahead: what a rehearsal notes, and what becomes of it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra qwen3-tts")
+triton = pytest.importorskip("triton", reason="the kernels need triton")
+
+from triton.runtime import driver  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
+
+from duplex.adapters.qwen3_tts import compiling, kernels  # noqa: E402
+from duplex.adapters.qwen3_tts.compiling import Kernel, compile_all, recorded  # noqa: E402
+from duplex.adapters.qwen3_tts.core import Core  # noqa: E402
+from duplex.adapters.qwen3_tts.tiny import tiny_config  # noqa: E402
+from duplex.adapters.qwen3_tts.triton_math import TritonMath  # noqa: E402
+from duplex.adapters.qwen3_tts.weights import random_weights  # noqa: E402
+
+
+class HopperWithoutDevice:
+    """What Triton asks of a driver to compile for compute capability 9.0; nothing can be launched."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache of compiled kernels, and something to compile for where there is no GPU."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for function in (kernels.enter, kernels.product):
+        function.device_caches.clear()
+    before = dict(vars(driver))
+    if not torch.cuda.is_available():
+        driver.set_active(HopperWithoutDevice())
+    yield tmp_path
+    vars(driver).update(before)
+    for function in (kernels.enter, kernels.product):
+        function.device_caches.clear()
+
+
+def core_without_device() -> Core:
+    """Its launches would fail: the tensors are the CPU's."""
+    config = tiny_config()
+    weights = random_weights(config, None, 0)
+    core = Core(
+        config,
+        weights,
+        device="cpu",
+        dtype=torch.bfloat16,
+        slots=40,
+        positions=128,
+        max_batch=40,
+        prefill_rows=64,
+    )
+    core._math = TritonMath(core, pdl=True)
+    return core
+
+
+def product_of(rows: int, n: int, k: int) -> None:
+    x, w, out = torch.zeros(rows, k), torch.zeros(n, k), torch.zeros(rows, n)
+    kernels.product[(1, 1, 1)](
+        x, w, out, rows, n, k, BN=16, BM=16, BK=16, SLICE=16, AHEAD=1, STAGES=1, PDL=False, num_warps=4
+    )
+
+
+def enter(width: int, dtype: Any, eps: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    x, normed, norm = torch.zeros(2, width), torch.zeros(2, width, dtype=dtype), torch.ones(width)
+    return (normed, norm, x, normed, eps), {"H": width, "PDL": False, "num_warps": 4}
+
+
+BROKEN = Kernel(module="duplex.adapters.qwen3_tts.kernels", name="enter", arguments=(), options={"H": 64})
+
+
+def test_a_rehearsal_lists_each_kernel_once_and_launches_none() -> None:
+    core = core_without_device()
+    with recorded() as found:
+        core.rehearse()
+        assert found == []  # until it is over
+    assert {kernel.name for kernel in found} == {
+        "gather_hidden",
+        "product",
+        "gated",
+        "add_norm",
+        "attention",
+        "draw",
+        "enter",
+        "finish",
+    }
+    assert {kernel.module for kernel in found} == {"duplex.adapters.qwen3_tts.kernels"}
+    assert all(kernel.options["PDL"] and kernel.options["launch_pdl"] for kernel in found)
+    assert len({msgspec.msgpack.encode(kernel) for kernel in found}) == len(found)
+    # 9 sizes of frames and 3 of prompts have 16 groups each, and differ in little
+    assert len(found) < 60
+    for name in ("hidden", "keys", "position", "frame", "codes"):
+        assert not getattr(core.state, name).any()
+    with recorded() as again:
+        core.rehearse()
+    assert again == found
+
+
+def test_what_is_listed_survives_its_way_to_another_process() -> None:
+    core = core_without_device()
+    with recorded() as found:
+        core.rehearse()
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=list[Kernel]) == found
+
+
+def test_numbers_count_as_far_as_they_decide_what_is_compiled() -> None:
+    with recorded() as found:
+        product_of(2, 32, 48)
+        product_of(3, 64, 160)  # rows never count; multiples of 16 are alike
+    assert len(found) == 1
+    with recorded() as found:
+        for n in (32, 33, 35, 1):
+            product_of(2, n, 48)
+    assert len(found) == 3
+    with recorded() as found:
+        for width, dtype, eps in (
+            (64, torch.float32, 1e-6),
+            (64, torch.float32, 1e-5),
+            (64, torch.bfloat16, 1e-6),
+            (128, torch.float32, 1e-6),
+        ):
+            args, options = enter(width, dtype, eps)
+            kernels.enter[(2,)](*args, **options)
+    assert len(found) == 3
+
+
+def test_launches_are_launches_again_after_an_error() -> None:
+    run = JITFunction.run
+    with pytest.raises(ZeroDivisionError), recorded():
+        product_of(2, 32, 1 // 0)
+    assert JITFunction.run is run
+
+
+def test_nothing_to_compile_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_compile", None)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    compile_all([])
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_a_listed_kernel_is_the_one_its_launch_asks_for(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args, options = enter(64, torch.bfloat16, 1e-6)
+    with recorded() as found:
+        kernels.enter[(2,)](*args, **options)
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=list[Kernel])
+    with caplog.at_level(logging.WARNING):
+        compile_all(sent)
+    assert caplog.records == []
+    compiled = set(cache.iterdir())
+    assert compiled
+    # the launch's own numbers, from an empty memory: all that it needs is on the disk
+    kernels.enter.device_caches.clear()
+    kernels.enter.warmup(*args, grid=(2,), **options)
+    assert set(cache.iterdir()) == compiled
+    args, options = enter(128, torch.bfloat16, 1e-6)
+    kernels.enter.warmup(*args, grid=(2,), **options)
+    assert set(cache.iterdir()) > compiled
+
+
+def test_a_kernel_that_cannot_be_compiled_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    compile_all([BROKEN])
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "enter was not compiled ahead" in caplog.text
+
+
+def test_processes_share_the_kernels(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is tried once. None can be compiled, which is what tells of them."""
+    monkeypatch.setattr(compiling, "_CACHED_S", -1.0)  # the first one does not seem to come from a cache
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    names = ["enter", "gated", "add_norm", "finish", "draw"]
+    compile_all([msgspec.structs.replace(BROKEN, name=name) for name in names])
+    told = capfd.readouterr().err.splitlines()
+    others = sorted(line.split()[0] for line in told if "was not compiled ahead" in line)
+    assert others == sorted(names[1:])
+    assert [record.getMessage().split()[0] for record in caplog.records if record.levelno > logging.INFO] == [
+        "enter"
+    ]
