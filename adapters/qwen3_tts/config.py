@@ -8,6 +8,7 @@ classes' (which describe no checkpoint).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,12 +124,12 @@ class CodecConfig(_Config, frozen=True, kw_only=True):
 
 
 def read_config(folder: Path) -> TtsConfig:
-    """`config.json` of a checkpoint's folder.
+    """`config.json` of a checkpoint's folder. A null says what a missing key does: the default.
 
     Raises:
         DuplexError: `BAD_CONFIG`: not there, or not a Qwen3-TTS 12 Hz checkpoint.
     """
-    config = _read(folder / "config.json", TtsConfig)
+    config = _read(folder / "config.json", TtsConfig, _without_nulls)
     if config.tokenizer_type != "qwen3_tts_tokenizer_12hz":
         raise DuplexError(
             ErrorCode.BAD_CONFIG,
@@ -143,12 +144,18 @@ def read_codec_config(folder: Path) -> CodecConfig:
     return _read(folder / "speech_tokenizer" / "config.json", CodecConfig)
 
 
-def _read(path: Path, kind: type[_T]) -> _T:
+def _read(path: Path, kind: type[_T], change: Callable[[Any], Any] = lambda found: found) -> _T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.convert(change(msgspec.json.decode(path.read_bytes())), kind)
     except FileNotFoundError as error:
         raise DuplexError(ErrorCode.BAD_CONFIG, f"there is no {path}", param="model") from error
     except msgspec.DecodeError as error:
         raise DuplexError(
             ErrorCode.BAD_CONFIG, f"{path} does not describe a Qwen3-TTS checkpoint: {error}", param="model"
         ) from error
+
+
+def _without_nulls(found: Any) -> Any:
+    if not isinstance(found, dict):
+        return found
+    return {name: _without_nulls(value) for name, value in found.items() if value is not None}
