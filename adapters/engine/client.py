@@ -96,7 +96,7 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def request(
-        self, job: bytes, *, credit: int | None = WINDOW, first_frames: int = 1
+        self, job: bytes, *, credit: int | None = WINDOW, first_frames: int = 1, goes_on: bool = False
     ) -> AsyncIterator[EngineRequest]:
         """Run a request; `job` is what the model's `begin` takes. Leaving it early aborts it at once, and
         nothing of it comes any more.
@@ -104,11 +104,13 @@ class Engine:
         Args:
             credit: frames that may be made ahead of those taken; None: any number.
             first_frames: frames in the first chunk.
+            goes_on: it continues what a listener hears already: it gets a slot before those that begin.
 
         Raises:
             DuplexError: `ENGINE_DOWN`: no worker is up.
         """
-        async with self._route().request(job, window=credit, first_frames=first_frames) as request:
+        replica = self._route()
+        async with replica.request(job, window=credit, first_frames=first_frames, goes_on=goes_on) as request:
             yield request
 
     async def call(self, name: str, payload: bytes) -> bytes:

@@ -19,12 +19,14 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
 
 class Start(_Message, frozen=True, kw_only=True):
     """Begin a request. `job` is the model's; `credit`: frames it may make until more credit comes, None: all;
-    `first_frames`: frames that its first chunk of audio gathers."""
+    `first_frames`: frames that its first chunk of audio gathers; `goes_on`: it continues what its client
+    hears already, and waits for a slot before those that do not."""
 
     id: int
     job: bytes
     credit: int | None = None
     first_frames: int = 1
+    goes_on: bool = False
 
 
 class Text(_Message, frozen=True, kw_only=True):

@@ -132,14 +132,14 @@ class Replica:
 
     @contextlib.asynccontextmanager
     async def request(
-        self, job: bytes, *, window: int | None, first_frames: int
+        self, job: bytes, *, window: int | None, first_frames: int, goes_on: bool = False
     ) -> AsyncIterator[EngineRequest]:
         """Run a request in this worker. On leaving it is aborted unless it is over."""
         process, info = self._up()
         id = next(self._ids)
         request = EngineRequest(id, process.send, window=window, frame_samples=info.frame_samples)
         self._requests[id] = request
-        process.send(Start(id=id, job=job, credit=window, first_frames=first_frames))
+        process.send(Start(id=id, job=job, credit=window, first_frames=first_frames, goes_on=goes_on))
         try:
             yield request
         finally:

@@ -35,6 +35,7 @@ class Scheduler:
         self._chunks = Chunks(info.decode_frames, self._frame_ms)
         self._streams: dict[int, Stream] = {}
         self._waiting: deque[Stream] = deque()
+        self._waiting_on: deque[Stream] = deque()  # those that go on: they come first
         self._unmade: dict[int, Stream] = {}  # has a slot, has made no frame
         self._making: dict[int, Stream] = {}  # has made a frame and may make more
         self._spent: dict[int, Stream] = {}  # the same, but it has no credit
@@ -59,9 +60,17 @@ class Scheduler:
     # --- what came ----------------------------------------------------------------------------------
 
     def start(
-        self, id: int, job: bytes, now: float, *, credit: int | None = None, first_frames: int = 1
+        self,
+        id: int,
+        job: bytes,
+        now: float,
+        *,
+        credit: int | None = None,
+        first_frames: int = 1,
+        goes_on: bool = False,
     ) -> None:
-        """A new request. It waits for a slot, first come first served."""
+        """A new request. It waits for a slot, first come first served; one that goes on with what its client
+        hears comes before all that do not."""
         if id in self._streams:
             raise ValueError(f"request {id} is there already")
         first = max(1, min(first_frames, self._info.decode_frames[-1]))
@@ -69,7 +78,7 @@ class Scheduler:
             id=id, arrived=now, frame_ms=self._frame_ms, job=job, credit=credit, first_frames=first
         )
         self._streams[id] = stream
-        self._waiting.append(stream)
+        (self._waiting_on if goes_on else self._waiting).append(stream)
 
     def text(self, id: int, text: str, *, ended: bool) -> int | None:
         """More text. The slot whose model it is for now; None: it is kept until there is one, or void."""
@@ -108,8 +117,8 @@ class Scheduler:
     def admit(self) -> list[Stream]:
         """Requests that have a slot now, to be begun: answer each with `begun` or `refused`."""
         admitted = []
-        while self._waiting and self._free:
-            stream = self._waiting.popleft()
+        while self._free and (waiting := self._waiting_on or self._waiting):
+            stream = waiting.popleft()
             stream.slot = self._free.pop()
             admitted.append(stream)
         return admitted
@@ -255,7 +264,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests without a slot."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._waiting_on)
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""
@@ -316,7 +325,7 @@ class Scheduler:
         self._next_chunk = NEVER
         for stream in self._holding.values():
             buffer = stream.buffer_ms(now)
-            if buffer > comfort and not (stream.finish and self._waiting):
+            if buffer > comfort and not (stream.finish and self.waiting):
                 continue
             if stream.sent or stream.decoding:
                 is_due = buffer <= low or stream.ready >= chunks.wanted(buffer)
@@ -349,8 +358,10 @@ class Scheduler:
             streams.pop(stream.id, None)
         if stream.slot != NO_SLOT:
             self._released.append(stream.slot)
-        elif stream in self._waiting:
-            self._waiting.remove(stream)
+        else:
+            for waiting in (self._waiting, self._waiting_on):
+                if stream in waiting:
+                    waiting.remove(stream)
 
 
 def _moving(stream: Stream) -> bool:

@@ -83,6 +83,7 @@ class Stepper:
                     now,
                     credit=message.credit,
                     first_frames=message.first_frames,
+                    goes_on=message.goes_on,
                 )
             case Text():
                 slot = scheduler.text(message.id, message.text, ended=message.ended)

@@ -71,6 +71,7 @@ class QwenSpeech:
         job = self._job(request, reference)
         frames_left = request.max_new_tokens
         first_frames = request.initial_codec_chunk_frames or 1
+        goes_on = False
         try:
             while (begun := await utterances.begin(whole=self._waits)) is not None:
                 job = msgspec.structs.replace(
@@ -80,7 +81,9 @@ class QwenSpeech:
                     whole=begun.last and self._whole,
                     max_frames=frames_left,
                 )
-                speaking = _Speaking(self._engine, job, begun, utterances, first_frames=first_frames)
+                speaking = _Speaking(
+                    self._engine, job, begun, utterances, first_frames=first_frames, goes_on=goes_on
+                )
                 async with aclosing(speaking.chunks()) as chunks:
                     async for chunk in chunks:
                         if frames_left is not None:
@@ -95,7 +98,7 @@ class QwenSpeech:
                 # what follows the end of the model's speech, when it came before the end of the text, is lost
                 if not speaking.text_ended or (frames_left is not None and frames_left <= 0):
                     return
-                first_frames = 1
+                first_frames, goes_on = 1, True
         finally:
             await utterances.close()
 
@@ -137,17 +140,27 @@ class _Speaking:
     """One utterance. `text_ended`: the model had all of its text."""
 
     def __init__(
-        self, engine: Engine, job: Job, begun: Piece, utterances: Utterances, *, first_frames: int
+        self,
+        engine: Engine,
+        job: Job,
+        begun: Piece,
+        utterances: Utterances,
+        *,
+        first_frames: int,
+        goes_on: bool,
     ) -> None:
         self.text_ended = begun.last
         self._engine = engine
         self._job = msgspec.msgpack.encode(job)
         self._utterances = utterances
         self._first_frames = first_frames
+        self._goes_on = goes_on
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """Its audio, while its text is fed."""
-        async with self._engine.request(self._job, first_frames=self._first_frames) as stream:
+        async with self._engine.request(
+            self._job, first_frames=self._first_frames, goes_on=self._goes_on
+        ) as stream:
             feeding = None if self.text_ended else asyncio.ensure_future(self._feed(stream))
             audio = aiter(stream)
             try:

@@ -35,9 +35,11 @@ class Stream(Protocol):
 class Engine(Protocol):
     """Workers, as one."""
 
-    def request(self, job: bytes, *, first_frames: int = 1) -> AbstractAsyncContextManager[Stream]:
-        """Begin a request, with `first_frames` frames in its first chunk. Leaving the context aborts what
-        still runs.
+    def request(
+        self, job: bytes, *, first_frames: int = 1, goes_on: bool = False
+    ) -> AbstractAsyncContextManager[Stream]:
+        """Begin a request, with `first_frames` frames in its first chunk; `goes_on`: it continues what the
+        listener hears already. Leaving the context aborts what still runs.
 
         Raises:
             DuplexError: what is wrong with the job; `ENGINE_DOWN`; `ADAPTER_FAILED` when its worker dies.

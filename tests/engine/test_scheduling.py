@@ -73,7 +73,12 @@ def test_every_frame_arrives_once_and_in_order_whatever_happens(
         job = data.draw(JOBS.map(lambda job, tone=tone: _with_tone(job, tone)), label="job")
         begin = data.draw(times, label="at")
         window = data.draw(st.none() | st.integers(1, 10), label="window")
-        client = world.ask(begin, job, window=window, first_frames=data.draw(st.integers(1, 4)))
+        client = world.ask(
+            *(begin, job),
+            window=window,
+            first_frames=data.draw(st.integers(1, 4)),
+            goes_on=data.draw(st.booleans(), label="goes on"),
+        )
         if not job.ended:
             last = begin
             for piece in data.draw(st.lists(st.text("xyz", max_size=4), max_size=3), label="text"):
@@ -410,6 +415,21 @@ def test_abort_of_a_request_that_waits_for_a_slot() -> None:
     world.run()
     assert second.ended == 3
     assert first.finish == third.finish == "stop"
+
+
+def test_speech_that_goes_on_has_a_slot_before_speech_that_begins() -> None:
+    world = VirtualWorker(FakeOptions(slots=1, max_batch=1))
+    running = world.ask(0, _speech(0, 20))
+    begins = [world.ask(1, _speech(1, 20)), world.ask(2, _speech(2, 20))]
+    gone = world.ask(3, _speech(3, 20), goes_on=True)
+    goes_on = [world.ask(4, _speech(4, 20), goes_on=True), world.ask(5, _speech(5, 20), goes_on=True)]
+    world.abort(6, gone)
+    world.run(until=7)
+    assert world.stepper.scheduler.waiting == 4
+    world.run()
+    order = sorted([running, *begins, *goes_on], key=lambda client: client.first_audio or 0)
+    assert order == [running, *goes_on, *begins]
+    assert gone.ended == 6
 
 
 def test_refused_jobs_and_bad_text_fail_alone() -> None:

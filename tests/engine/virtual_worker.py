@@ -157,6 +157,7 @@ class VirtualWorker:
         window: int | None = None,
         credit: int | None = None,
         first_frames: int = 1,
+        goes_on: bool = False,
     ) -> Client:
         """A request. With a `window` its client gives credit as it takes frames; with `credit` it does
         not."""
@@ -166,6 +167,7 @@ class VirtualWorker:
             job=msgspec.json.encode(job),
             credit=credit if window is None else window,
             first_frames=first_frames,
+            goes_on=goes_on,
         )
 
         def send() -> None:

@@ -23,10 +23,12 @@ class FakeChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FakeStream:
-    """`job` as it was started, `sent` what came after, `first_frames` as asked, `over` when it was left."""
+    """`job` as it was started, `sent` what came after, `first_frames` and `goes_on` as asked, `over` when it
+    was left."""
 
-    def __init__(self, engine: FakeEngine, job: Job, first_frames: int) -> None:
+    def __init__(self, engine: FakeEngine, job: Job, first_frames: int, goes_on: bool) -> None:
         self.engine = engine
+        self.goes_on = goes_on
         self.job = job
         self.first_frames = first_frames
         self.sent: list[tuple[str, bool]] = []
@@ -107,10 +109,12 @@ class FakeEngine:
         return np.full(frames * FRAME, value, np.float32)
 
     @contextlib.asynccontextmanager
-    async def request(self, job: bytes, *, first_frames: int = 1) -> AsyncIterator[FakeStream]:
+    async def request(
+        self, job: bytes, *, first_frames: int = 1, goes_on: bool = False
+    ) -> AsyncIterator[FakeStream]:
         if not self.healthy:
             raise DuplexError(ErrorCode.ENGINE_DOWN, "no worker runs")
-        stream = FakeStream(self, msgspec.msgpack.decode(job, type=Job), first_frames)
+        stream = FakeStream(self, msgspec.msgpack.decode(job, type=Job), first_frames, goes_on)
         self.streams.append(stream)
         self.begun.set()
         try:

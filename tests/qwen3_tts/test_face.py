@@ -179,6 +179,8 @@ async def test_a_long_text_is_spoken_in_utterances_with_one_seed() -> None:
     assert "".join(stream.job.text for stream in engine.streams) == text
     assert len({stream.job.seed for stream in engine.streams}) == 1
     assert all(stream.job.whole for stream in engine.streams)
+    # an utterance in the middle of a speech does not wait behind requests that nobody hears yet
+    assert [stream.goes_on for stream in engine.streams] == [False] + [True] * (len(engine.streams) - 1)
     assert sum(frames(chunks)) == len(text)
     assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["stop"]
     assert chunks[-1].finish_reason == "stop"
