@@ -27,6 +27,8 @@ class Recordings:
         self._speaker = speaker
         self._encoder = encoder
         self._sound = sound
+        # one for all recordings: torch keeps the memory that was freed of a stream for that stream
+        self._stream = new_stream(speaker.device)
 
     def encode(self, payload: bytes) -> Reference:
         """The answer of the call "encode_reference".
@@ -39,7 +41,7 @@ class Recordings:
         except msgspec.DecodeError as error:
             raise DuplexError(ErrorCode.INVALID_VALUE, f"encode_reference: {error}") from error
         samples = self._samples(asked)
-        with on_stream(new_stream(self._speaker.device)), torch.inference_mode():
+        with on_stream(self._stream), torch.inference_mode():
             embedding = self._speaker.embed(samples).float().cpu().numpy()
             codes = self._encoder.encode(samples).cpu().numpy() if asked.codes else None
         if codes is None:

@@ -36,6 +36,7 @@ class Sound:
         self._ring = ring
         self._mirror = None if ring.device == codec.device else torch.zeros_like(ring, device=codec.device)
         self._stream = new_stream(codec.device)
+        self._hearing = new_stream(codec.device)
         self._copies = new_stream(ring.device) if self._mirror is not None else None
 
     def rehearse(self) -> None:
@@ -63,9 +64,8 @@ class Sound:
 
     def remember(self, codes: NDArray[np.int64], key: Hashable) -> None:
         """Let the codec hear reference codes before a stream asks. For threads that can wait: it does."""
-        stream = new_stream(self._codec.device)
-        with on_stream(stream):
-            self._heard(codes, key, wait=stream)
+        with on_stream(self._hearing):
+            self._heard(codes, key, wait=self._hearing)
 
     def _heard(
         self, codes: NDArray[np.int64], key: Hashable, wait: torch.cuda.Stream | None = None
