@@ -47,6 +47,8 @@ class TtsOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=
             "whole" waits for the end of texts that come in pieces.
         temperature, top_k, repetition_penalty: of the talker's draws; None: the checkpoint's.
         start_timeout_s: how long loading may take.
+        hang_s: a worker that is silent for so long is ended and started again. On the CPU nothing is said
+            during a prefill or a decode, and one of a full-size model can take many seconds.
     """
 
     id: str = "qwen3-tts"
@@ -58,6 +60,7 @@ class TtsOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     top_k: int | None = None
     repetition_penalty: float | None = None
     start_timeout_s: float = 600.0
+    hang_s: float = 10.0
 
 
 class QwenTts:
@@ -70,7 +73,7 @@ class QwenTts:
         self.engine = Engine(
             options.id,
             [WorkerSpec(factory=FACTORY, options=worker) for worker in _workers(options, folder)],
-            EngineSettings(start_timeout_s=options.start_timeout_s),
+            EngineSettings(start_timeout_s=options.start_timeout_s, hang_s=options.hang_s),
         )
         self.speech = QwenSpeech(
             self.engine,
@@ -202,6 +205,7 @@ def _parsed(options: Mapping[str, Any]) -> TtsOptions:
         "top_k": parsed.top_k is None or parsed.top_k >= 0,
         "repetition_penalty": parsed.repetition_penalty is None or parsed.repetition_penalty > 0,
         "start_timeout_s": parsed.start_timeout_s > 0,
+        "hang_s": parsed.hang_s >= 2,  # workers speak once a second
     }
     for name, good in checks.items():
         if not good:

@@ -52,6 +52,13 @@ def load(options: Mapping[str, Any]) -> QwenFrameModel:
     codec_device = device if asked.codec_device is None else find_device(asked.codec_device, "codec_device")
     dtype: torch.dtype = getattr(torch, asked.dtype or ("float32" if device.type == "cpu" else "bfloat16"))
     checkpoint = _Checkpoint(asked, device, codec_device, dtype)
+    most = min(checkpoint.codec.decoder_config.sliding_window, Core.frames_kept)
+    if asked.decode_frames[-1] > most:
+        raise DuplexError(
+            ErrorCode.BAD_CONFIG,
+            f"options of the Qwen3-TTS worker: decode_frames are at most {most}",
+            param="decode_frames",
+        )
     slots, batch = asked.slots, min(asked.max_batch or asked.slots, asked.slots)
     with on_device(device):
         core = Core(

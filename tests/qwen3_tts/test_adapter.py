@@ -84,6 +84,11 @@ def test_without_options_it_is_left_out_and_with_some_it_is_served(tmp_path: Pat
     assert [adapter.info.id for adapter in load_adapters(config)] == ["mine"]
 
 
+def test_a_slow_machines_workers_may_be_silent_for_longer(tmp_path: Path) -> None:
+    adapter = create({"model": str(checkpoint(tmp_path / "tts")), "hang_s": 120, "devices": ["cpu", "cpu"]})
+    assert [replica._settings.hang_s for replica in adapter.engine.replicas] == [120, 120]
+
+
 @pytest.mark.parametrize(
     ("options", "words", "param"),
     [
@@ -96,6 +101,7 @@ def test_without_options_it_is_left_out_and_with_some_it_is_served(tmp_path: Pat
         ({"model": "M", "repetition_penalty": 0.0}, "repetition_penalty", "repetition_penalty"),
         ({"model": "M", "devices": ["cuda:0", ""]}, "devices cannot be", "devices"),
         ({"model": "M", "start_timeout_s": 0.0}, "start_timeout_s", "start_timeout_s"),
+        ({"model": "M", "hang_s": 1.0}, "hang_s cannot be 1.0", "hang_s"),
         ({"model": "M", "id": ""}, "id cannot be", "id"),
         ({"model": "M", "voice": "nobody"}, "voice 'nobody': this model has: serena", "voice"),
         ({"model": "/no/such/folder"}, "there is no folder", "model"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,14 +19,18 @@ import codec_small as small  # noqa: E402
 from golden_talker import CHAT  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from duplex.adapters.qwen3_tts import recordings as recordings_module  # noqa: E402
+from duplex.adapters.qwen3_tts import sound as sound_module  # noqa: E402
 from duplex.adapters.qwen3_tts.device import find_device  # noqa: E402
+from duplex.adapters.qwen3_tts.job import EncodeReference  # noqa: E402
 from duplex.adapters.qwen3_tts.memo import Memo  # noqa: E402
+from duplex.adapters.qwen3_tts.model import load  # noqa: E402
 from duplex.adapters.qwen3_tts.options import read_options  # noqa: E402
 from duplex.adapters.qwen3_tts.prompt import Prompt, Voice  # noqa: E402
 from duplex.adapters.qwen3_tts.rows import RowMaker  # noqa: E402
 from duplex.adapters.qwen3_tts.slot import SlotRun, frame_ceiling  # noqa: E402
 from duplex.adapters.qwen3_tts.sound import Sound  # noqa: E402
-from duplex.adapters.qwen3_tts.tiny import tiny_config  # noqa: E402
+from duplex.adapters.qwen3_tts.tiny import tiny_config, write_tiny_checkpoint  # noqa: E402
 from duplex.core.errors import DuplexError, ErrorCode  # noqa: E402
 
 KEPT = 8
@@ -230,3 +236,35 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         with pytest.raises(DuplexError, match="there is no device") as caught:
             find_device(name, "codec_device")
         assert (caught.value.code, caught.value.param) == (ErrorCode.BAD_CONFIG, "codec_device")
+
+
+def test_a_decode_larger_than_what_is_kept_of_a_slot_is_a_bad_option(tmp_path: Path) -> None:
+    """It failed in the codec, or was never made."""
+    folder = write_tiny_checkpoint(tmp_path / "tts")
+    for most in (65, 72, 128):
+        with pytest.raises(DuplexError, match="at most 64") as caught:
+            load({"model": str(folder), "device": "cpu", "decode_frames": [1, most]})
+        assert (caught.value.code, caught.value.param) == (ErrorCode.BAD_CONFIG, "decode_frames")
+
+
+def test_recordings_take_no_stream_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps what it has freed on a stream for that stream: with one a recording, a GPU's memory would
+    be held as often as there are streams."""
+    made: list[torch.device] = []
+    for module in (recordings_module, sound_module):
+        monkeypatch.setattr(module, "new_stream", lambda device: made.append(device))
+    model = load(
+        {
+            "model": str(write_tiny_checkpoint(tmp_path / "tts", "base")),
+            "device": "cpu",
+            "slots": 1,
+            "positions": 64,
+        }
+    )
+    before = len(made)
+    assert before
+    for pitch in (0.05, 0.06, 0.07):
+        wave = np.sin(np.arange(24_000) * pitch).astype("<f4")
+        asked = EncodeReference(samples=wave.tobytes(), sample_rate=24_000, codes=True)
+        model.call("encode_reference", msgspec.msgpack.encode(asked))
+    assert len(made) == before
