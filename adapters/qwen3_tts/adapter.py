@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Iterable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -201,9 +202,9 @@ def _parsed(options: Mapping[str, Any]) -> TtsOptions:
     checks = {
         "id": bool(parsed.id),
         "devices": all(parsed.devices),
-        "temperature": parsed.temperature is None or parsed.temperature >= 0,
+        "temperature": parsed.temperature is None or 0 <= parsed.temperature < inf,
         "top_k": parsed.top_k is None or parsed.top_k >= 0,
-        "repetition_penalty": parsed.repetition_penalty is None or parsed.repetition_penalty > 0,
+        "repetition_penalty": parsed.repetition_penalty is None or 0 < parsed.repetition_penalty < inf,
         "start_timeout_s": parsed.start_timeout_s > 0,
         "hang_s": parsed.hang_s >= 2,  # workers speak once a second
     }

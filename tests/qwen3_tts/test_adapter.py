@@ -98,6 +98,8 @@ def test_a_slow_machines_workers_may_be_silent_for_longer(tmp_path: Path) -> Non
         ({"model": "M", "slots": 0}, "slots is 0", "slots"),
         ({"model": "M", "text_layout": "upside down"}, "text_layout", None),
         ({"model": "M", "temperature": -1.0}, "temperature cannot be -1.0", "temperature"),
+        ({"model": "M", "temperature": float("inf")}, "temperature cannot be inf", "temperature"),
+        ({"model": "M", "repetition_penalty": float("inf")}, "repetition_penalty", "repetition_penalty"),
         ({"model": "M", "repetition_penalty": 0.0}, "repetition_penalty", "repetition_penalty"),
         ({"model": "M", "devices": ["cuda:0", ""]}, "devices cannot be", "devices"),
         ({"model": "M", "start_timeout_s": 0.0}, "start_timeout_s", "start_timeout_s"),
