@@ -290,12 +290,12 @@ class Core:
         return self._math.frame(slots)
 
 
-def _fixed_rows(function: object, rows: Tensor, size: int = 16) -> Tensor:
+def _fixed_rows(function: Callable[[Tensor], Tensor], rows: Tensor, size: int = 16) -> Tensor:
     """Apply a row-wise function to blocks of `size` rows, so that a row's result never depends on how many
     others there are: libraries pick their method by the shape."""
     count = rows.shape[0]
     padded = F.pad(rows, (0, 0, 0, -count % size))
-    parts = [function(part) for part in padded.split(size)]  # type: ignore[operator]
+    parts = [function(part) for part in torch.split(padded, size)]
     return torch.cat(parts)[:count] if parts else rows
 
 

@@ -59,6 +59,20 @@ def new_stream(device: torch.device) -> torch.cuda.Stream | None:
     return make(device) if device.type == "cuda" else None
 
 
+def new_event() -> torch.cuda.Event:
+    """What the current stream has been given up to now, to be waited for."""
+    make: Any = torch.cuda.Event
+    event: torch.cuda.Event = make()
+    event.record()
+    return event
+
+
+def is_over(event: torch.cuda.Event) -> bool:
+    """True when the device has done all of it."""
+    untyped: Any = event
+    return bool(untyped.query())
+
+
 def on_stream(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[Any]:
     """Work goes on a stream, where there is one."""
     return torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext()

@@ -173,12 +173,12 @@ def _layer(
         config.head_dim,
         config.rms_norm_eps,
     )
-    qkv = _product(_norm(x, layer.input_norm, eps), layer.qkv).unflatten(1, (heads + 2 * kv, d))
-    q, k, v = qkv.split([heads, kv, kv], dim=1)
+    qkv = torch.unflatten(_product(_norm(x, layer.input_norm, eps), layer.qkv), 1, (heads + 2 * kv, d))
+    q, k, v = torch.split(qkv, [heads, kv, kv], dim=1)
     q = _rotate(_norm(q, layer.q_norm, eps), rotation)
     k = _rotate(_norm(k, layer.k_norm, eps), rotation)
     x = x + _product(attend(index, q, k, v).flatten(1), layer.o)
-    gate_up = _product(_norm(x, layer.post_norm, eps), layer.gate_up).unflatten(1, (-1, 2))
+    gate_up = torch.unflatten(_product(_norm(x, layer.post_norm, eps), layer.gate_up), 1, (-1, 2))
     return x + _product(F.silu(gate_up[..., 0]) * gate_up[..., 1], layer.down)
 
 
@@ -186,7 +186,7 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     """x (n, k) float32 by weight (m, k): (n, m) float32. Operands have the weight's dtype."""
     count = x.shape[0]
     padded = F.pad(x, (0, 0, 0, -count % _ROWS)).to(weight.dtype)
-    return torch.cat([F.linear(part, weight) for part in padded.split(_ROWS)])[:count].float()
+    return torch.cat([F.linear(part, weight) for part in torch.split(padded, _ROWS)])[:count].float()
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -216,7 +216,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, positions: T
         length = min(span * _SPAN, keys.shape[2])
         k = keys[slots[rows], :, :length].float()
         v = values[slots[rows], :, :length].float()
-        part = q[rows].unflatten(1, (-1, groups))
+        part = torch.unflatten(q[rows], 1, (-1, groups))
         # products and sums instead of matrix products: a row's sums then have one order in any batch
         scores = (part[:, :, :, None] * k[:, :, None]).sum(-1) * q.shape[2] ** -0.5
         hidden = torch.arange(length, device=q.device) > positions[rows, None]

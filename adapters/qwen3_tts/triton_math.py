@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from duplex.adapters.qwen3_tts import kernels
+from duplex.adapters.qwen3_tts.device import is_over, new_event
 from duplex.adapters.qwen3_tts.packing import Layer, Stack
 from duplex.adapters.qwen3_tts.sampling import MIN_FRAMES
 from duplex.adapters.qwen3_tts.tiles import slice_of, tile_of
@@ -67,7 +68,7 @@ class CudaTicket:
 
     def done(self) -> bool:
         """See `FrameTicket.done`."""
-        return bool(self._event.query())
+        return is_over(self._event)
 
     def result(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """See `FrameTicket.result`. To be called before `_PENDING` more frames are launched."""
@@ -391,9 +392,7 @@ class TritonMath:
     def _staged(self) -> None:
         """The copy out of the buffer has been launched."""
         if self._core.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record()
-            self._read[0] = event
+            self._read[0] = new_event()
         self._inputs.rotate(-1)
         self._read.rotate(-1)
 
@@ -415,9 +414,7 @@ class TritonMath:
         buffer[:, :bucket].copy_(self._report[:, :bucket], non_blocking=True)
         if self._core.device.type != "cuda":
             return DoneTicket(*buffer.numpy()[:, :count].copy())
-        event = torch.cuda.Event()
-        event.record()
-        return CudaTicket(event, buffer, count)
+        return CudaTicket(new_event(), buffer, count)
 
     def prefill(self, rows: Tensor, slots: Tensor, positions: Tensor, last: Tensor) -> None:
         """See `Core.prefill`."""
