@@ -118,7 +118,7 @@ class PrefixCache:
     @property
     def bytes(self) -> int:
         """Device memory, bytes."""
-        return self.keys.nbytes + self.values.nbytes
+        return int(self.keys.nbytes + self.values.nbytes)
 
 
 class Core:

@@ -1,5 +1,7 @@
 """The frame loop in plain torch: the CPU's arithmetic, and what the kernels are compared with."""
 
+# mypy: disallow-untyped-decorators=False
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -40,7 +40,7 @@ _SPAN: Final = 64
 def split_of(weight: Tensor) -> int:
     """Partial sums of each output of a product with a weight (n, k)."""
     n, k = weight.shape
-    return k // slice_of(n, k)
+    return int(k // slice_of(n, k))
 
 
 @dataclass(slots=True)
@@ -184,7 +184,7 @@ class TritonMath:
             x, weight, out, rows, n, k, BN=tile.outputs, BM=block, BK=min(tile.depth, cut), SLICE=cut,
             AHEAD=tile.ahead, STAGES=tile.stages, PDL=self._pdl, num_warps=tile.warps, **self._launch,
         )  # fmt: skip
-        return k // cut
+        return int(k // cut)
 
     @property
     def _launch(self) -> dict[str, Any]:
@@ -342,7 +342,7 @@ class TritonMath:
         state, weights = self._core.state, self._core.weights.talker
         kernels.finish[(rows,)](
             self._talker.partial, self._talker.x, weights.norm, slots, last, state.hidden, state.position,
-            state.frame, positions, rows, weights.config.rms_norm_eps,
+            state.frame, positions, rows, self._core.slots, weights.config.rms_norm_eps,
             H=state.hidden.shape[1], SPLIT=split, FRAME=frame, PDL=self._pdl, num_warps=4, **self._launch,
         )  # fmt: skip
 
