@@ -126,13 +126,14 @@ def add_norm(
 
 @triton.jit(do_not_specialize=["rows"])
 def finish(
-    partial, residual, norm, slots, last, hidden, position, frame, new_position, rows, eps,
+    partial, residual, norm, slots, last, hidden, position, frame, new_position, rows, scratch, eps,
     H: tl.constexpr, SPLIT: tl.constexpr, FRAME: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The talker's end: the last norm into the slot's hidden state, and its counters. Grid (rows,).
 
-    FRAME: every row counts, position and frame go up by one. Else a prefill: only rows with `last` count, and
-    the position becomes `new_position` + 1.
+    FRAME: every row counts, position and frame go up by one; but rows of padding, in slot `scratch`, stay
+    where they are: they would leave the cache, which has an end. Else a prefill: only rows with `last` count,
+    and the position becomes `new_position` + 1.
     """
     if PDL:
         gdc_launch_dependents()
@@ -148,9 +149,10 @@ def finish(
     scale = tl.rsqrt(tl.sum(sums * sums, 0) / H + eps)
     made = sums * scale * weight
     if FRAME:
-        tl.store(hidden + slot * H + cols, made)
-        tl.store(position + slot, tl.load(position + slot) + 1)
-        tl.store(frame + slot, tl.load(frame + slot) + 1)
+        if slot != scratch:
+            tl.store(hidden + slot * H + cols, made)
+            tl.store(position + slot, tl.load(position + slot) + 1)
+            tl.store(frame + slot, tl.load(frame + slot) + 1)
     elif tl.load(last + m) != 0:
         tl.store(hidden + slot * H + cols, made)
         tl.store(position + slot, tl.load(new_position + m) + 1)

@@ -249,6 +249,7 @@ def frames_of_a_batch(cores: tuple[Core, Core]) -> dict[str, object]:
         "counters": [counters(core, [*requests]) for core in cores],
         "changed": changed,
         "same alone": same,
+        "scratch": [int(state.position[SCRATCH]), int(state.frame[SCRATCH])],
     }
 
 

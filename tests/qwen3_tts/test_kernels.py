@@ -59,6 +59,12 @@ def test_nothing_but_a_launchs_own_slots_changes(found: dict[str, Any]) -> None:
     assert found["batch"]["changed"] == []
 
 
+def test_rows_of_padding_stay_at_the_scratch_slots_first_position(found: dict[str, Any]) -> None:
+    """They went one position further with each launch: past the last one, over the next layer's first slot,
+    and ever slower."""
+    assert found["batch"]["scratch"] == [0, 0]
+
+
 def test_alone_is_as_in_a_batch_to_the_bit(found: dict[str, Any]) -> None:
     """Also a prompt in one launch as in two, and shares of attention together as apart."""
     same = found["batch"]["same alone"]
