@@ -5,9 +5,11 @@ inputs of every convolution and the pre-transformer's keys and values of the las
 any chunks, in whatever company, sound as if all had been decoded at once (within 1e-4 in float32), and
 nothing is decoded twice.
 
-On the CPU slots are decoded one by one, so that a slot's samples are the same bit for bit alone and in a
-batch. On CUDA libraries choose their method by the number of rows, and samples of one slot may differ in the
-last bits between batch sizes.
+A slot's samples are the same bit for bit alone and in a batch, in chunks of any sizes: with the kernels
+because they are made so (see `codec_kernels`), in plain torch on the CPU because every frame of every slot is
+decoded by itself. In plain torch on CUDA libraries choose their method by the number of rows, and samples may
+differ in the last bits. Reference frames (`prime`, `snapshot`) are heard in plain torch in pieces of their
+own: the same recording gives the same state, but not bit for bit that of the same frames decoded.
 
 Positions are absolute and have no end: rotary angles are computed from them. Past `max_position_embeddings`
 (8,000 frames, 640 s) nothing changes, as in the reference, whose rope type does not rescale; beyond 2^24
@@ -172,10 +174,10 @@ class CodecDecoder:
         frames = codes.shape[1]
         if frames not in self.frames:
             raise ValueError(f"a decode makes one of {self.frames} frames, not {frames}")
-        if self.device.type == "cpu" and len(slots) > 1:
-            rows = zip(torch.split(slots, 1), torch.split(codes, 1), strict=True)
-            return torch.cat([self._decode(slot, row) for slot, row in rows])
-        return self._decode(slots, codes)
+        if self.device.type != "cpu" or self.kernels:
+            return self._decode(slots, codes)
+        rows = zip(torch.split(slots, 1), torch.split(codes, 1), strict=True)
+        return torch.cat([self._frames(slot, row) for slot, row in rows])
 
     def gather(self, slots: Tensor, ring: Tensor, frames: int) -> Tensor:
         """The slots' next codes (b, frames, 16) out of a ring (slots + 1, kept, 16): frame f of a slot is at
@@ -203,6 +205,9 @@ class CodecDecoder:
     def _decode(self, slots: Tensor, codes: Tensor) -> Tensor:
         step = self.open_pass(slots, codes.shape[1])
         return self._run(step, codes)
+
+    def _frames(self, slot: Tensor, codes: Tensor) -> Tensor:
+        return torch.cat([self._decode(slot, frame) for frame in torch.split(codes, 1, dim=1)], dim=1)
 
     def _run(self, step: Pass, codes: Tensor) -> Tensor:
         x = codes

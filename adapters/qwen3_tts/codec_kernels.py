@@ -9,6 +9,11 @@ A layer's output is what the next one keeps of its past: whoever makes it also w
 numbers a slot to `fresh`.
 
 Numbers that change with the batch and the chunk are not specialized on: a layer is compiled once a tile.
+
+A sample is the same bit for bit in any batch and any chunk. Each number of a row comes from the same
+operations in the same order, whatever the other rows are: sums over channels run in steps of one matrix
+instruction, taps oldest first; what a tile could reorder (the sums of squares, see `codec_triton.tile`) has
+one tile; and context is what the pass before stored, in the type in which a pass reads its own.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -54,6 +59,13 @@ def cos_sin(x):
     x, turns = reduced(x)
     sign = 1.0 - 2.0 * (turns.to(tl.int32) & 1).to(tl.float32)
     return sign * sine(1.5707963267948966 - tl.abs(x)), sign * sine(x)
+
+
+@triton.jit
+def turned(low_at, high_at, cos, sin):
+    """The two halves of a vector, turned."""
+    low, high = tl.load(low_at).to(tl.float32), tl.load(high_at).to(tl.float32)
+    return tl.fma(low, cos, -(high * sin)), tl.fma(high, cos, low * sin)
 
 
 @triton.jit(do_not_specialize=["rows", "length", "dilation"])
@@ -129,10 +141,14 @@ def product(
             wide = part.to(tl.float32)
             power += tl.sum(wide * wide, axis=1)
         sums = tl.dot(part, weight, sums, input_precision="ieee")
-    if NORM:
-        sums *= tl.rsqrt(power / CHANNELS + eps)[:, None]
+    # a sum after a product is written as one operation: else the compiler chooses, tile by tile
+    shift = tl.zeros([BN], dtype=tl.float32)
     if BIAS:
-        sums += tl.load(bias + ns, mask=wanted, other=0.0).to(tl.float32)[None, :]
+        shift = tl.load(bias + ns, mask=wanted, other=0.0).to(tl.float32)
+    if NORM:
+        sums = tl.fma(sums, tl.rsqrt(power / CHANNELS + eps)[:, None], shift[None, :])
+    elif BIAS:
+        sums += shift[None, :]
     cells = ms.to(tl.int64)[:, None] * outputs + ns[None, :]  # a large batch of long chunks passes 2^31
     inside = here[:, None] & wanted[None, :]
     if RESIDUAL:
@@ -141,7 +157,7 @@ def product(
         tl.store(plain + cells, sums, mask=inside)
     if ACT == _SNAKE:
         wave = squared_sine(sums * tl.load(alpha + ns, mask=wanted, other=0.0)[None, :])
-        sums += tl.load(gain + ns, mask=wanted, other=0.0)[None, :] * wave
+        sums = tl.fma(tl.load(gain + ns, mask=wanted, other=0.0)[None, :], wave, sums)
     elif ACT == _GELU:
         sums = 0.5 * sums * (1.0 + tl.erf(sums * 0.7071067811865476))
     tl.store(out + cells, sums, mask=inside)
@@ -235,12 +251,14 @@ def attend(
     SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     CELLS: tl.constexpr,
-    NEW: tl.constexpr,
 ):
-    """Attention of one head of one slot over its ring of WINDOW frames and `frames` (at most NEW) new ones,
-    which then join the ring. ring (slots, WINDOW, layers, 2, HEADS, SIZE); qkv (m, 3 · HEADS · SIZE), queries
+    """Attention of one head of one slot over the last WINDOW frames, for `frames` new ones in turn. ring
+    (slots, WINDOW, layers, 2, HEADS, SIZE), frame p in cell p % WINDOW; qkv (m, 3 · HEADS · SIZE), queries
     scaled; `frequencies` (SIZE / 2,) float32: keys and queries turn by frequency · place. Grid (slots of the
     pass, HEADS).
+
+    The window is in registers and a new frame takes the cell of the one that leaves it, so that sums always
+    run over the cells, whichever frames are new.
     """
     batch, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + batch)
@@ -248,61 +266,48 @@ def attend(
     half: tl.constexpr = SIZE // 2
     low = tl.arange(0, half)
     wide: tl.constexpr = HEADS * SIZE
-
-    # what the ring holds: cell i the last frame before `first` that is i modulo the window
-    cells = tl.arange(0, CELLS)
-    held = first - 1 - (first - 1 - cells + WINDOW) % WINDOW
-    known = (cells < WINDOW) & (held >= 0)
-    base = ring + slot * slot_stride + layer_offset + head * SIZE
-    key_at = base + cells[:, None] * cell_stride + low[None, :]
-    old_low = tl.load(key_at, mask=known[:, None], other=0.0).to(tl.float32)
-    old_high = tl.load(key_at + half, mask=known[:, None], other=0.0).to(tl.float32)
-    old_value_low = tl.load(key_at + wide, mask=known[:, None], other=0.0).to(tl.float32)
-    old_value_high = tl.load(key_at + wide + half, mask=known[:, None], other=0.0).to(tl.float32)
-
-    news = tl.arange(0, NEW)
-    fresh = news < frames
-    rows = batch * frames + news
-    frequency = tl.load(frequencies + low)
-    new_cos, new_sin = cos_sin((first + news).to(tl.float32)[:, None] * frequency[None, :])
-    row_at = qkv + rows[:, None] * (3 * wide) + head * SIZE + low[None, :]
-    key_low = tl.load(row_at + wide, mask=fresh[:, None], other=0.0).to(tl.float32)
-    key_high = tl.load(row_at + wide + half, mask=fresh[:, None], other=0.0).to(tl.float32)
-    # rounded as the ring keeps them, so that a key is the same from the first frame on
     kind = ring.dtype.element_ty
-    new_low = (key_low * new_cos - key_high * new_sin).to(kind).to(tl.float32)
-    new_high = (key_high * new_cos + key_low * new_sin).to(kind).to(tl.float32)
-    new_value_low = tl.load(row_at + 2 * wide, mask=fresh[:, None], other=0.0).to(tl.float32)
-    new_value_high = tl.load(row_at + 2 * wide + half, mask=fresh[:, None], other=0.0).to(tl.float32)
+
+    cells = tl.arange(0, CELLS)
+    base = ring + slot * slot_stride + layer_offset + head * SIZE + low
+    at = base[None, :] + cells[:, None] * cell_stride
+    there = (cells < WINDOW)[:, None]
+    keys_low = tl.load(at, mask=there, other=0.0).to(tl.float32)
+    keys_high = tl.load(at + half, mask=there, other=0.0).to(tl.float32)
+    values_low = tl.load(at + wide, mask=there, other=0.0).to(tl.float32)
+    values_high = tl.load(at + wide + half, mask=there, other=0.0).to(tl.float32)
+    tl.debug_barrier()  # every thread has read the ring
+    frequency = tl.load(frequencies + low)
 
     for index in range(frames):
+        place = first + index
         row = batch * frames + index
-        here = qkv + row * (3 * wide) + head * SIZE + low
-        one_cos, one_sin = cos_sin((first + index).to(tl.float32) * frequency)
-        query_low, query_high = tl.load(here).to(tl.float32), tl.load(here + half).to(tl.float32)
-        turned_low = query_low * one_cos - query_high * one_sin
-        turned_high = query_high * one_cos + query_low * one_sin
-        old = tl.sum(old_low * turned_low[None, :] + old_high * turned_high[None, :], axis=1)
-        new = tl.sum(new_low * turned_low[None, :] + new_high * turned_high[None, :], axis=1)
-        old = tl.where(known & (held > first + index - WINDOW), old, float("-inf"))
-        new = tl.where((news <= index) & (news > index - WINDOW), new, float("-inf"))
-        most = tl.maximum(tl.max(old, axis=0), tl.max(new, axis=0))
-        old, new = tl.exp(old - most), tl.exp(new - most)
-        total = tl.sum(old, axis=0) + tl.sum(new, axis=0)
-        mixed_low = tl.sum(old[:, None] * old_value_low, axis=0)
-        mixed_low += tl.sum(new[:, None] * new_value_low, axis=0)
-        mixed_high = tl.sum(old[:, None] * old_value_high, axis=0)
-        mixed_high += tl.sum(new[:, None] * new_value_high, axis=0)
-        to = out + row * wide + head * SIZE + low
-        tl.store(to, mixed_low / total)
-        tl.store(to + half, mixed_high / total)
+        query_at = qkv + row * (3 * wide) + head * SIZE + low
+        key_at, value_at = query_at + wide, query_at + 2 * wide
+        cos, sin = cos_sin(place.to(tl.float32) * frequency)
+        # rounded as the ring keeps them, so that a key is the same from the first frame on
+        key_low, key_high = turned(key_at, key_at + half, cos, sin)
+        key_low, key_high = key_low.to(kind), key_high.to(kind)
+        value_low, value_high = tl.load(value_at).to(kind), tl.load(value_at + half).to(kind)
+        to = base + (place % WINDOW) * cell_stride
+        tl.store(to, key_low)
+        tl.store(to + half, key_high)
+        tl.store(to + wide, value_low)
+        tl.store(to + wide + half, value_high)
+        this = (cells == place % WINDOW)[:, None]
+        keys_low = tl.where(this, key_low.to(tl.float32)[None, :], keys_low)
+        keys_high = tl.where(this, key_high.to(tl.float32)[None, :], keys_high)
+        values_low = tl.where(this, value_low.to(tl.float32)[None, :], values_low)
+        values_high = tl.where(this, value_high.to(tl.float32)[None, :], values_high)
 
-    tl.debug_barrier()  # every thread has read the ring
-    to = base + ((first + news) % WINDOW)[:, None] * cell_stride + low[None, :]
-    tl.store(to, new_low, mask=fresh[:, None])
-    tl.store(to + half, new_high, mask=fresh[:, None])
-    tl.store(to + wide, new_value_low, mask=fresh[:, None])
-    tl.store(to + wide + half, new_value_high, mask=fresh[:, None])
+        query_low, query_high = turned(query_at, query_at + half, cos, sin)
+        scores = tl.sum(tl.fma(keys_low, query_low[None, :], keys_high * query_high[None, :]), axis=1)
+        scores = tl.where((cells < WINDOW) & (cells <= place), scores, float("-inf"))
+        scores = tl.exp(scores - tl.max(scores, axis=0))
+        total = tl.sum(scores, axis=0)
+        to = out + row * wide + head * SIZE + low
+        tl.store(to, tl.sum(scores[:, None] * values_low, axis=0) / total)
+        tl.store(to + half, tl.sum(scores[:, None] * values_high, axis=0) / total)
 
 
 @triton.jit(do_not_specialize=["length"])

@@ -41,21 +41,27 @@ TILES: Final = (
     Tile(128, 64, 64, 4, 4),
     Tile(64, 64, 64, 4, 4),
     Tile(64, 32, 128, 4, 4),
-    Tile(32, 32, 128, 4, 4),
-    Tile(16, 32, 128, 4, 4),
-    Tile(16, 16, 128, 4, 4),
 )
+NORM_TILE: Final = Tile(64, 64, 64, 4, 4)
 
 
-def tile(rows: int, outputs: int, channels: int) -> Tile:
-    """The largest tile that gives every multiprocessor a block and wastes less than half of its rows and
-    outputs, else the smallest."""
+def tile(rows: int, outputs: int, channels: int, *, norm: bool = False) -> Tile:
+    """The largest tile that gives every multiprocessor a block and wastes less than half of its outputs, else
+    the smallest.
+
+    All tiles have 64 rows or more to four warps, padding included: with fewer Triton takes an older matrix
+    instruction (HMMA in place of HGMMA), which rounds its sums otherwise, and a row would not be the same in
+    a large batch as alone. A product that also sums the squares of its input (`norm`) has one tile for all
+    batches, because the order of that sum follows the tile's layout.
+    """
     chosen = TILES[-1]
     for option in TILES:
         blocks = -(-rows // option.rows) * -(-outputs // option.outputs)
-        if blocks >= _SMS and option.rows < 2 * max(rows, 16) and option.outputs < 2 * outputs:
+        if blocks >= _SMS and option.rows < 2 * max(rows, 64) and option.outputs < 2 * outputs:
             chosen = option
             break
+    if norm:
+        chosen = NORM_TILE
     depth = min(chosen.depth, channels & -channels)
     return chosen._replace(depth=depth)
 
@@ -188,8 +194,7 @@ class TritonPass:
 
     def norm_gated(self, x: Tensor, layer: Conv) -> Tensor:
         rows, outputs = x.shape[0] * x.shape[1], layer.outputs // 2
-        cut = tile(rows, outputs, layer.inputs)
-        cut = cut._replace(outputs=min(cut.outputs, 64))  # two sums are held
+        cut = tile(rows, outputs, layer.inputs, norm=True)
         out = self._new(x, outputs)
         kernels.gated[(-(-rows // cut.rows) * -(-outputs // cut.outputs),)](
             x,
@@ -227,7 +232,6 @@ class TritonPass:
             SIZE=size,
             WINDOW=config.sliding_window,
             CELLS=_power(config.sliding_window),
-            NEW=_power(frames),
             num_warps=4,
         )
         return out
@@ -295,7 +299,7 @@ class TritonPass:
     ) -> Tensor:
         length = x.shape[1]
         rows, outputs = x.shape[0] * length, layer.outputs
-        cut = cut or tile(rows, outputs, layer.inputs)
+        cut = cut or tile(rows, outputs, layer.inputs, norm=norm)
         out = self._new(x, outputs)
         act = kernels.GELU if gelu else kernels.NONE if layer.act is None else kernels.SNAKE
         context, feeds = layer.context or _NOTHING, layer.feeds or _NOTHING

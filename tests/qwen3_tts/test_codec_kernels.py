@@ -15,17 +15,24 @@ pytest.importorskip("triton", reason="the kernels need triton")
 
 from codec_small import codes, config, decoder, weights  # noqa: E402
 
-from duplex.adapters.qwen3_tts.codec_triton import TILES, KeepTables, TritonPass, tile  # noqa: E402
+from duplex.adapters.qwen3_tts.codec_triton import (  # noqa: E402
+    NORM_TILE,
+    TILES,
+    KeepTables,
+    Tile,
+    TritonPass,
+    tile,
+)
 from duplex.adapters.qwen3_tts.codec_weights import fold  # noqa: E402
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
 
 
-@pytest.mark.timeout(300)
-def test_kernels_in_the_interpreter_give_the_authors_samples() -> None:
+def interpreted(script: str, *arguments: str) -> str:
+    """What a script of this folder prints in Triton's interpreter."""
     result = subprocess.run(
-        [sys.executable, str(HERE / "codec_interpreted.py")],
+        [sys.executable, str(HERE / script), *arguments],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)},
         capture_output=True,
         text=True,
@@ -33,9 +40,20 @@ def test_kernels_in_the_interpreter_give_the_authors_samples() -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
+    return result.stdout
+
+
+@pytest.mark.timeout(300)
+def test_kernels_in_the_interpreter_give_the_authors_samples() -> None:
+    found = json.loads(interpreted("codec_interpreted.py").splitlines()[-1])
     assert len(found) == 5
     assert all(gap < 2e-5 for gap in found.values()), found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_samples_are_the_same_bit_for_bit_in_any_batch_and_chunks(dtype: str) -> None:
+    interpreted("codec_interpreted_cuts.py", dtype)
 
 
 def test_what_stays_in_a_long_context_moves_back() -> None:
@@ -64,6 +82,21 @@ def test_tiles_fit_the_layer(rows: int, outputs: int, channels: int) -> None:
     assert (chosen.rows, chosen.outputs) in {(option.rows, option.outputs) for option in TILES}
 
 
+@pytest.mark.parametrize("option", [*TILES, NORM_TILE])
+def test_every_tile_takes_the_same_matrix_instruction(option: Tile) -> None:
+    """Triton takes HGMMA for 64 rows and 8 outputs or more, four warps of a group together; HMMA below."""
+    assert option.rows % 64 == 0
+    assert option.outputs % 8 == 0
+    assert option.warps % 4 == 0
+    assert option.depth % 16 == 0
+    assert option.rows * option.outputs >= 64 * 8 * (option.warps // 4)
+
+
+@pytest.mark.parametrize("outputs", [512, 2048, 3072])
+def test_a_product_with_a_norm_has_one_tile(outputs: int) -> None:
+    assert len({tile(rows, outputs, 512, norm=True) for rows in (1, 16, 200, 4096)}) == 1
+
+
 @pytest.mark.parametrize(("name", "fit"), [("kernels", True), ("small", False), ("window", False)])
 def test_kernels_take_channels_in_sixteens(name: str, fit: bool) -> None:
     folded = fold(config(name).decoder_config, weights(name), device=CPU, dtype=torch.float32)
@@ -84,3 +117,18 @@ def test_replayed_graphs_equal_plain_decoding(name: str) -> None:
         ticket = codec.launch(order, frames)
         wanted = plain.decode(ids, plain.gather(ids, ring, frames)).cpu()
         assert float((torch.from_numpy(ticket.result()) - wanted).abs().max()) < 1e-4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_samples_are_the_same_bit_for_bit_on_the_device() -> None:
+    device, sizes, count = torch.device("cuda"), (1, 2, 8), 64
+    options = {"device": device, "plain": False, "slots": count, "max_batch": count, "frames": sizes}
+    codec = decoder("kernels", dtype=torch.bfloat16, **options)
+    streams = torch.stack([codes(slot, 11) for slot in range(count)]).to(device)
+    every = torch.arange(count, device=device)
+    together = torch.cat([codec.decode(every, part) for part in streams.split((8, 1, 2), dim=1)], dim=1)
+    for slot in (0, count - 1):
+        codec.reset(slot)
+        ids = every[slot : slot + 1]
+        alone = torch.cat([codec.decode(ids, part) for part in streams[ids].split(1, dim=1)], dim=1)
+        assert torch.equal(alone[0], together[slot])
