@@ -70,7 +70,7 @@ class QwenTts:
     def __init__(self, options: TtsOptions, folder: Path, config: TtsConfig, codec: CodecConfig) -> None:
         stored = load_profiles(Path(options.custom_voice_dir)) if options.custom_voice_dir else {}
         self.options = options
-        self.rules = Rules(config, positions=options.positions, voice=options.voice, stored=stored)
+        self.rules = Rules(config, voice=options.voice, stored=stored)
         self.engine = Engine(
             options.id,
             [WorkerSpec(factory=FACTORY, options=worker) for worker in _workers(options, folder)],

@@ -32,6 +32,9 @@ from duplex.core.errors import DuplexError, ErrorCode
 
 MAX_INSTRUCTIONS: Final = 500
 """Characters."""
+MAX_FRAMES: Final = 65536
+"""The largest bound of a request's length: 87 minutes. A long text is several utterances, so it can be far
+above what one slot has positions for."""
 MIN_REFERENCE_MS: Final = 500.0
 """A shorter recording tells nothing of a voice; the publisher asks for 3 s."""
 GROUPS: Final = 16
@@ -45,7 +48,6 @@ class Rules:
 
     Args:
         config: its `config.json`.
-        positions: prompt rows and frames that a request may have.
         voice: the voice of requests that name none; None: the checkpoint's own default.
         stored: precomputed voices of this adapter, by name in lower case.
 
@@ -57,7 +59,6 @@ class Rules:
         self,
         config: TtsConfig,
         *,
-        positions: int,
         voice: str | None = None,
         stored: Mapping[str, UploadedVoice] | None = None,
     ) -> None:
@@ -70,7 +71,6 @@ class Rules:
         self.takes_instructions = self.kind == "voice_design" or (
             self.kind == "custom_voice" and config.tts_model_size != "0b6"
         )
-        self._positions = positions
         self._stored = dict(stored or {})
         self._dialects = {
             name: dialect for name, dialect in talker.spk_is_dialect.items() if isinstance(dialect, str)
@@ -181,11 +181,8 @@ class Rules:
         if request.speed != 1.0:
             raise _invalid("speed", "Qwen3-TTS has no speed: leave it at 1.0, or ask for it in instructions")
         most = request.max_new_tokens
-        if most is not None and not 1 <= most <= self._positions:
-            raise _invalid(
-                "max_new_tokens",
-                f"max_new_tokens must be from 1 to {self._positions}, what a request can have",
-            )
+        if most is not None and not 1 <= most <= MAX_FRAMES:
+            raise _invalid("max_new_tokens", f"max_new_tokens must be from 1 to {MAX_FRAMES}")
         seed = request.seed
         if seed is not None and not -(2**63) <= seed < 2**64:
             raise _invalid("seed", "seed must be a 64-bit integer")

@@ -38,7 +38,7 @@ RECORDING = ReferenceAudio(samples=np.linspace(-1, 1, 24000, dtype=np.float32), 
 def face(
     engine: FakeEngine, kind: TtsModelType = "custom_voice", layout: TextLayout = "auto", **options: Any
 ) -> QwenSpeech:
-    rules = Rules(tiny_config(kind), positions=POSITIONS, **options)
+    rules = Rules(tiny_config(kind), **options)
     return QwenSpeech(engine, rules, positions=POSITIONS, layout=layout)
 
 
@@ -196,6 +196,15 @@ async def test_a_ceiling_counts_for_all_utterances_together() -> None:
     assert chunks[-1].finish_reason == "length"
     assert engine.streams[0].job.max_frames == 300
     assert len(engine.streams) == 2
+
+
+async def test_a_ceiling_may_be_above_what_one_utterance_can_have() -> None:
+    """It was refused above `positions`, though it is the bound of all utterances of a long text."""
+    engine = FakeEngine()
+    text = "The keeper climbed the stairs and lit the lamp. " * 40
+    chunks = await said(face(engine), text, max_new_tokens=3 * POSITIONS)
+    assert sum(frames(chunks)) == 3 * POSITIONS < len(text)
+    assert chunks[-1].finish_reason == "length"
 
 
 async def test_an_open_text_that_grows_long_goes_on_in_another_utterance() -> None:
@@ -386,7 +395,7 @@ def session(
     settings: SessionSettings | None = None,
     **options: Any,
 ) -> ReadingSession:
-    rules = Rules(tiny_config(kind), positions=POSITIONS, **options)
+    rules = Rules(tiny_config(kind), **options)
     speech = QwenSpeech(engine, rules, positions=POSITIONS)
     return ReadingSession(speech, rules, settings or SessionSettings())
 

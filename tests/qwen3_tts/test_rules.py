@@ -10,12 +10,11 @@ import pytest
 
 from duplex.adapters.qwen3_tts.job import TtsModelType
 from duplex.adapters.qwen3_tts.names import language_key, speaker_key
-from duplex.adapters.qwen3_tts.rules import Rules
+from duplex.adapters.qwen3_tts.rules import MAX_FRAMES, Rules
 from duplex.adapters.qwen3_tts.tiny import SPEAKERS, tiny_config
 from duplex.adapters.speech import ReferenceAudio, SpeechRequest, UploadedVoice
 from duplex.core.errors import DuplexError, ErrorCode
 
-POSITIONS = 512
 HIDDEN = 128
 RECORDING = ReferenceAudio(samples=np.zeros(24000, np.float32), sample_rate=24000)
 CLICK = ReferenceAudio(samples=np.zeros(2400, np.float32), sample_rate=24000)
@@ -28,7 +27,7 @@ PROFILE_IN_CONTEXT = UploadedVoice(name="cid", embedding=EMBEDDING, codes=CODES,
 
 
 def rules(kind: TtsModelType = "custom_voice", size: str = "1.7B", **options: Any) -> Rules:
-    return Rules(tiny_config(kind, size), positions=POSITIONS, **options)  # type: ignore[arg-type]
+    return Rules(tiny_config(kind, size), **options)  # type: ignore[arg-type]
 
 
 def refused(of: Rules, **fields: Any) -> DuplexError:
@@ -345,7 +344,7 @@ def test_speakers_of_a_dialect_speak_it(voice: str, language: str, spoken: str) 
     [
         ({"speed": 1.1}, "speed"),
         ({"speed": 0.25}, "speed"),
-        ({"max_new_tokens": POSITIONS + 1}, "max_new_tokens"),
+        ({"max_new_tokens": MAX_FRAMES + 1}, "max_new_tokens"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"seed": 2**64}, "seed"),
         ({"seed": -(2**63) - 1}, "seed"),
@@ -357,7 +356,7 @@ def test_numbers_out_of_range(fields: dict[str, Any], param: str) -> None:
 
 @pytest.mark.parametrize("seed", [0, -1, -(2**63), 2**63 - 1, 2**64 - 1])
 def test_any_seed_of_64_bits_is_one(seed: int) -> None:
-    assert rules().check(SpeechRequest(seed=seed, max_new_tokens=POSITIONS)).seed == seed
+    assert rules().check(SpeechRequest(seed=seed)).seed == seed
 
 
 def test_names_are_cleaned() -> None:
