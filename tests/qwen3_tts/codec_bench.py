@@ -3,6 +3,7 @@
 python codec_bench.py                  # CUDA, bfloat16, graphs; checks first
 python codec_bench.py --plain          # the plain torch operations instead of the kernels
 python codec_bench.py --tune           # every tile of every product, to choose `TILES` by
+python codec_bench.py --same           # whether samples are the same bit for bit in every batch and chunks
 python codec_bench.py --tiny --device cpu
 """
 
@@ -218,6 +219,40 @@ def breakdown(codec: CodecDecoder, size: int, frames: int, device: torch.device)
         x = run(step, x)
 
 
+def same(batch: list[int], frames: list[int]) -> None:
+    """One slot's samples in graphs of every batch size and chunk size against those alone, frame by frame."""
+    place, most, length = torch.device("cuda"), max(batch), 2 * max(frames)
+    config = CodecConfig(encoder_config=cases.ENCODER)
+    codec = CodecDecoder(
+        config.decoder_config,
+        random_weights(config, place),
+        device=place,
+        dtype=torch.bfloat16,
+        slots=most,
+        max_batch=most,
+        frames=tuple(sorted({1, *frames})),
+    )
+    ring = torch.zeros(most + 1, RING, 16, device=place, dtype=torch.int32)
+    fill(ring, codec.config.codebook_size)
+    codec.capture(ring)
+
+    def spoken(slots: list[int], count: int) -> Tensor:
+        for slot in slots:
+            codec.reset(slot)
+        return torch.cat([codec.replay(slots, count).clone() for _ in range(length // count)], dim=1)
+
+    for slot in (0, most - 1):
+        alone = spoken([slot], 1)[0]
+        for size in codec.buckets:
+            others = [other for other in range(most) if other != slot][: size - 1]
+            for count in frames:
+                if length % count:
+                    continue
+                found = spoken([*others, slot], count)[-1]
+                gap, differ = float((found - alone).abs().max()), int((found != alone).sum())
+                print(f"slot {slot} batch {size} frames {count}: {differ} samples differ, at most {gap:.1e}")
+
+
 def tune(batch: list[int], frames: list[int]) -> None:
     """The time of every tile for every distinct product, and which one `tile` takes."""
     from duplex.adapters.qwen3_tts.codec_triton import TritonPass, tile
@@ -246,7 +281,7 @@ def tune(batch: list[int], frames: list[int]) -> None:
                 seen.add(key)
                 rows = size * count * rate
                 x = torch.randn(size, count * rate, layer.inputs, device=place, dtype=torch.bfloat16)
-                chosen = tile(rows, layer.outputs, layer.inputs)
+                chosen = tile(rows, layer.outputs, layer.inputs)  # of one without a norm
                 times = {
                     option: time_tile(step, x, layer, option) for option in options(rows, layer) | {chosen}
                 }
@@ -266,7 +301,7 @@ def options(rows: int, layer: Conv) -> set[Any]:
     """Tiles worth trying."""
     from duplex.adapters.qwen3_tts.codec_triton import Tile
 
-    shapes = SMALL if rows <= 64 else LARGE if rows >= 2048 else SMALL[2:] + LARGE
+    shapes = SMALL if rows <= 64 else LARGE if rows >= 2048 else SMALL[1:] + LARGE
     depths = [depth for depth in (32, 64, 128) if layer.inputs % depth == 0][-2:]
     return {Tile(m, n, k, w, s) for m, n, w in shapes for k in depths for s in (3, 4) if m * k <= 128 * 64}
 
@@ -290,7 +325,7 @@ LARGE = [
     (64, 128, 4),
     (64, 64, 4),
 ]
-SMALL = [(16, 16, 4), (16, 16, 2), (16, 32, 4), (16, 64, 4), (32, 32, 4), (64, 32, 4)]
+SMALL = [(64, 16, 4), (64, 32, 4), (64, 64, 4)]
 
 
 if __name__ == "__main__":
@@ -304,8 +339,11 @@ if __name__ == "__main__":
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--same", action="store_true")
     given = parser.parse_args()
-    if given.tune:
+    if given.same:
+        same(given.batch, given.frames)
+    elif given.tune:
         tune(given.batch, given.frames)
     else:
         bench(given.device, given.batch, given.frames, tiny=given.tiny, dtype=given.dtype, plain=given.plain)
