@@ -472,7 +472,7 @@ def draw(
                     count = ones
                 shift -= 2
             noisy = tl.where(order >= least, noisy, -float("inf"))
-    code = tl.argmax(noisy, 0)
+    code = tl.minimum(tl.argmax(noisy, 0), V - 1)  # of numbers that are none, the best may be padding
     tl.store(codes + (slot * KEPT + frame % KEPT) * GROUPS + group, code)
     made = tl.load(embedding + code.to(tl.int64) * H + cols).to(tl.float32)
     if FIRST:
