@@ -140,14 +140,17 @@ def serve(
 
 @contextlib.asynccontextmanager
 async def running_gateway(
-    config: ServerConfig | None = None, adapters: Sequence[Adapter] | None = None
+    config: ServerConfig | None = None,
+    adapters: Sequence[Adapter] | None = None,
+    *,
+    extra_routes: Sequence[BaseRoute] = (),
 ) -> AsyncIterator[Gateway]:
     """A gateway on this loop, for tests, demos and programs that embed one. On leaving it drains and stops.
 
     Port 0, the default here, takes a free one. Signals are left alone. Raises as `serve` does.
     """
     config = config or ServerConfig(port=0)
-    app = create_app(config, adapters)
+    app = create_app(config, adapters, extra_routes=extra_routes)
     settings = _uvicorn_config(app, config)
     async with _serving(app, config, settings, take_signals=False) as (_, _, (host, port)):
         name = f"[{host}]" if ":" in host else host

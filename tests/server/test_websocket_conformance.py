@@ -1,0 +1,71 @@
+"""The WebSocket protocol: Autobahn's cases, run by `kosoku` against an echo on the server that ships."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kosoku", reason="needs kosoku: the dev extra")
+
+import kosoku
+from starlette.routing import WebSocketRoute
+from starlette.types import Receive, Scope, Send
+
+from duplex.adapters.scripted import ScriptedAdapter
+from duplex.config import ServerConfig
+from duplex.server.endpoint import socket_of
+from duplex.server.run import running_gateway
+
+AT_ONCE = 4
+FAMILIES = {"1", "2", "3", "4", "5", "6", "7", "9", "10", "12", "13"}
+COMPRESSION = {"12", "13"}
+"""No extension is ever negotiated: what a session carries is compressed already, or gains little."""
+OPEN_OUTCOME = {"7.1.6", "7.13.1", "7.13.2"}
+"""The protocol leaves the outcome of these to the server."""
+ALSO_RIGHT = {
+    # a message, then a frame that is none: the connection may fail before the message is answered
+    *("3.2", "3.3", "3.4", "4.1.3", "4.1.4", "4.1.5", "4.2.3", "4.2.4", "4.2.5", "5.15"),
+    # bad UTF-8 may be found at the end of the message
+    *("6.4.1", "6.4.2", "6.4.3", "6.4.4"),
+}
+"""Cases in which two ways are right, and which one is taken may depend on how the bytes arrive."""
+
+
+class Echo:
+    """What the gateway's sessions use: ASGI inwards, the connection's own `write` outwards."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        socket = socket_of(scope)
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            text = message.get("text")
+            socket.write(text if text is not None else message["bytes"])
+
+
+@pytest.mark.timeout(300)
+async def test_every_case_of_the_protocol_passes() -> None:
+    config = ServerConfig(port=0, drain_grace_s=0.0)
+    routes = [WebSocketRoute("/echo", Echo())]
+    async with running_gateway(config, [ScriptedAdapter()], extra_routes=routes) as gateway:
+        try:
+            results: Any = await kosoku.run_fuzzingclient(f"{gateway.ws_url}/echo", concurrency=AT_ONCE)
+        except kosoku.FailureError as failure:
+            results = failure.results
+    verdicts = {result.case_id: (result.behavior.value, result.behavior_close.value) for result in results}
+    strange = {}
+    for case, verdict in verdicts.items():
+        right = {("OK", "OK")}
+        if case.split(".")[0] in COMPRESSION:
+            right = {("UNIMPLEMENTED", "OK")}
+        elif case in OPEN_OUTCOME:
+            right = {("INFORMATIONAL", "INFORMATIONAL")}
+        elif case in ALSO_RIGHT:
+            right.add(("NON-STRICT", "OK"))
+        if verdict not in right:
+            strange[case] = verdict
+    assert strange == {}
+    assert {case.split(".")[0] for case in verdicts} == FAMILIES
+    assert Counter(verdict for verdict, _ in verdicts.values())["OK"] > 250
