@@ -22,6 +22,7 @@ class TimerName(StrEnum):
     RESPONSE_WATCHDOG = "response_watchdog"
     CLOSE_GRACE = "close_grace"
     RESUME_GRACE = "resume_grace"
+    RESPONSE_HOLD = "response_hold"
     INPUT_STALL = "input_stall"
 
 

@@ -48,6 +48,17 @@ class SessionCreated(_Event, frozen=True, kw_only=True):
     """What a response gives when nobody names modalities."""
 
 
+class SessionResumed(_Event, frozen=True, kw_only=True):
+    """The session goes on over another connection. `seq`: number of the message that follows; `replayed`
+    messages are sent again, `lost` are not kept any more; `received` messages of the client have arrived."""
+
+    session_id: str
+    seq: int
+    replayed: int
+    lost: int
+    received: int
+
+
 class SessionUpdated(_Event, frozen=True, kw_only=True):
     settings: SessionSettings
     event_id: str | None = None
@@ -189,6 +200,7 @@ class SessionEnded(_Event, frozen=True, kw_only=True):
 
 Event: TypeAlias = (
     SessionCreated
+    | SessionResumed
     | SessionUpdated
     | ResponseCreated
     | ResponseText
