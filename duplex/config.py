@@ -38,6 +38,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ping_interval_s: float = 20.0
     ping_timeout_s: float = 20.0
     resume_grace_s: float = 30.0
+    resume_hold_s: float = 5.0
+    """How long what is being said waits for a client that vanished; longer is stale."""
+    journal_s: float = 30.0
+    journal_bytes: int = 2 * 1024 * 1024
+    """Bounds of what is kept of a session's messages for a client that comes back: 30 s of 24 kHz PCM in
+    base64 are 1.9 MB."""
     close_grace_s: float = 10.0
     drain_grace_s: float = 10.0
     response_stall_s: float = 60.0
@@ -116,8 +122,9 @@ _POSITIVE = (
     "abort_timeout_s",
     "slow_reader_timeout_s",
     "max_queue_audio_s",
+    "journal_s",
 )
-_NOT_NEGATIVE = ("resume_grace_s", "close_grace_s", "drain_grace_s")
+_NOT_NEGATIVE = ("resume_grace_s", "resume_hold_s", "journal_bytes", "close_grace_s", "drain_grace_s")
 _MIN_BYTES = 1024
 
 

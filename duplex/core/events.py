@@ -189,6 +189,8 @@ class ErrorEvent(_Event, frozen=True, kw_only=True):
     param: str | None = None
     fatal: bool = False
     details: dict[str, Any] = {}
+    owner: str | None = None
+    """Address of the gateway that has what was asked for."""
 
 
 class SessionEnded(_Event, frozen=True, kw_only=True):

@@ -66,4 +66,5 @@ def error_event(error: DuplexError, *, fatal: bool = False) -> ErrorEvent:
         event_id=error.event_id,
         param=error.param,
         fatal=fatal or error.fatal,
+        owner=error.owner,
     )

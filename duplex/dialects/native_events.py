@@ -19,6 +19,7 @@ class Extension(StrEnum):
     SIGNALS = "signals"
     PLAYBACK = "playback"
     LIFECYCLE = "lifecycle"
+    RESUME = "resume"
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -45,6 +46,17 @@ class SessionCreated(_Message, frozen=True, kw_only=True, tag="session.created")
     # lifecycle
     session: dict[str, Any] | UnsetType = UNSET
     resumed: bool | UnsetType = UNSET
+
+
+class SessionResumed(_Message, frozen=True, kw_only=True, tag="session.resumed"):
+    """Resume: the session goes on over this connection. `seq`: number of the message that follows; `replayed`
+    messages are sent again, `lost` are not kept any more; `received` messages of the client have arrived."""
+
+    session_id: str
+    seq: int
+    replayed: int
+    lost: int
+    received: int
 
 
 class SessionUpdated(_Message, frozen=True, kw_only=True, tag="session.updated"):
@@ -146,10 +158,13 @@ class ErrorMessage(_Message, frozen=True, kw_only=True, tag="error"):
     event_id: str | None = None
     param: str | None = None
     fatal: bool = False
+    owner: str | UnsetType = UNSET
+    """With `resume_elsewhere`: the address of the gateway that has the session."""
 
 
 ServerMessage: TypeAlias = (
     SessionCreated
+    | SessionResumed
     | SessionUpdated
     | ResponseCreated
     | ResponseDelta

@@ -40,6 +40,7 @@ from duplex.core.events import (
     ResponseText,
     ResponseToolCall,
     SessionCreated,
+    SessionResumed,
     SessionUpdated,
     UserSpeechStarted,
     UserSpeechStopped,
@@ -48,7 +49,7 @@ from duplex.core.events import (
 from duplex.core.types import Modality
 from duplex.dialects.base import Frame, OpenRequest
 from duplex.dialects.fields import MAX_ID, Fields
-from duplex.dialects.native_commands import extensions_of
+from duplex.dialects.native_commands import extensions_of, last_seq_of
 from duplex.dialects.native_events import Extension
 from duplex.dialects.realtime_beta import from_beta, to_beta
 from duplex.dialects.realtime_commands import COMMANDS, PRIVATE
@@ -104,6 +105,10 @@ class RealtimeDialect:
         self._characters = 0
         """Text of the user since the last response."""
 
+    @property
+    def resumable(self) -> bool:
+        return Extension.RESUME in self._state.extensions
+
     # --- handshake ----------------------------------------------------------------------------------
 
     def open(self, query: Mapping[str, str], headers: Mapping[str, str]) -> OpenRequest:
@@ -115,6 +120,7 @@ class RealtimeDialect:
         try:
             state.extensions = extensions_of(query.get("ext", "").split(","), "ext")
             settings = changes_of(self._asked, state.voices)
+            last_seq = last_seq_of(query)
         except DuplexError as error:
             raise DuplexError(ErrorCode.BAD_CONFIG, error.message, param=error.param) from None
         model = query.get("model") or self._asked.get("model") or None
@@ -124,6 +130,7 @@ class RealtimeDialect:
             session_id=query.get("session_id"),
             model=model,
             resume_token=query.get("resume") or None,
+            last_seq=last_seq,
             extensions=frozenset(map(str, state.extensions)),
             settings=settings,
         )
@@ -208,6 +215,8 @@ class RealtimeDialect:
                 yield {"type": "input.lag", "lag_ms": event.lag_ms, "coalesced": event.coalesced}
             case DrainNotice() if Extension.LIFECYCLE in extensions:
                 yield {"type": "drain.notice", "grace_ms": event.grace_ms}
+            case SessionResumed():  # only of a client that counts
+                yield {"type": "session.resumed", **msgspec.structs.asdict(event)}
 
     # --- the session --------------------------------------------------------------------------------
 
@@ -226,7 +235,7 @@ class RealtimeDialect:
         session["audio"]["output"]["voice"] = voice
         self._adopt(merged(session, self._asked))
         message: Message = {"type": "session.created", "session": state.session}
-        if Extension.LIFECYCLE in state.extensions:
+        if {Extension.LIFECYCLE, Extension.RESUME} & state.extensions:
             message |= {"resume_token": event.resume_token, "resumed": event.resumed, "limits": event.limits}
         return message
 
@@ -392,6 +401,7 @@ class RealtimeDialect:
                 "message": event.message[:MAX_ERROR_MESSAGE],
                 "param": event.param,
                 "event_id": state.client_id(event.event_id),
+                **({"owner": event.owner} if event.owner else {}),
             },
         }
 

@@ -24,7 +24,7 @@ from duplex.core.commands import (
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import AudioWindow, HistoryItem, Modality
 from duplex.dialects.fields import Fields
-from duplex.dialects.native_commands import extensions_of
+from duplex.dialects.native_commands import extensions_of, resume_session
 from duplex.dialects.native_events import Extension
 from duplex.dialects.realtime_beta import from_beta
 from duplex.dialects.realtime_items import ROOT, Item, read_item
@@ -268,6 +268,10 @@ def _heartbeat(state: RealtimeState, message: Fields, event_id: str | None) -> l
     return [Note(about="heartbeat", event_id=state.key(event_id))]
 
 
+def _resume(state: RealtimeState, message: Fields, event_id: str | None) -> list[Command]:
+    return [resume_session(message, state.key(event_id))]
+
+
 COMMANDS: Final[dict[str, Handler]] = {
     "session.update": _update,
     "input_audio_buffer.append": _append,
@@ -285,5 +289,6 @@ PRIVATE: Final[dict[str, tuple[Extension, Handler]]] = {
     "playback.ack": (Extension.PLAYBACK, _playback_ack),
     "input.video.append": (Extension.SIGNALS, _append_video),
     "session.heartbeat": (Extension.LIFECYCLE, _heartbeat),
+    "session.resume": (Extension.RESUME, _resume),
 }
 """Messages of ours, by the extension that a client has to ask for first."""

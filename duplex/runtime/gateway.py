@@ -18,13 +18,14 @@ from duplex.core.session import Session
 from duplex.core.settings import apply_changes
 from duplex.core.types import Modality, OpenSession, SessionSettings
 from duplex.dialects.base import Dialect, OpenRequest
+from duplex.runtime.attachment import Connection
 from duplex.runtime.clock import Clock, LoopClock
 from duplex.runtime.encoding import EncoderPool
 from duplex.runtime.faults import being_cancelled, named
 from duplex.runtime.leases import LeaseRegistry
 from duplex.runtime.loop_lag import LoopLagMonitor
 from duplex.runtime.metrics import Gauges, Metrics
-from duplex.runtime.runner import Connection, Services, SessionRunner
+from duplex.runtime.runner import Services, SessionRunner
 from duplex.runtime.socket import Socket
 from duplex.runtime.tasks import bounded, give_up
 
@@ -219,7 +220,7 @@ class Gateway:
             or self.config.resume_grace_s <= 0
         ):
             raise DuplexError(ErrorCode.RESUME_REJECTED, "the session is over", param="resume")
-        return runner, runner.take_over(socket, dialect)
+        return runner, runner.take_over(socket, dialect, request.last_seq)
 
     def _run(self, runner: SessionRunner) -> None:
         task = asyncio.get_running_loop().create_task(runner.run(), name=f"session {runner.session.id}")
@@ -326,9 +327,10 @@ class Gateway:
         )
         for runner in self.runners:
             gauges.dropped_deltas += runner.session.dropped_deltas
-            if runner.connection is not None:
-                gauges.queue_bytes += runner.connection.queue.bytes
-                gauges.queue_audio_s += runner.connection.queue.audio_s
+            if (queue := runner.queue) is not None:
+                gauges.queue_bytes += queue.bytes
+                gauges.queue_audio_s += queue.audio_s
+                gauges.journal_bytes += queue.journal.bytes if queue.journal is not None else 0
         return gauges
 
     def _figures(self) -> Iterator[tuple[str, Figure]]:
