@@ -24,6 +24,7 @@ class TimerName(StrEnum):
     RESUME_GRACE = "resume_grace"
     RESPONSE_HOLD = "response_hold"
     INPUT_STALL = "input_stall"
+    USER_IDLE = "user_idle"
 
 
 class Send(_Effect, frozen=True, kw_only=True):

@@ -148,6 +148,37 @@ class UserSpeechStopped(_Event, frozen=True, kw_only=True):
     at_ms: float
 
 
+class UserOverheard(_Event, frozen=True, kw_only=True):
+    """The user's speech since `at_ms` was no interruption, by the settings: the voice goes on, and `text`, if
+    it was written down, is in no turn."""
+
+    at_ms: float
+    text: str = ""
+
+
+class UserIdle(_Event, frozen=True, kw_only=True):
+    """The user has said nothing for `idle_timeout_ms`: from `start_ms` to `end_ms` of the input audio. The
+    model speaks next."""
+
+    start_ms: float
+    end_ms: float
+
+
+class PlaybackDucked(_Event, frozen=True, kw_only=True):
+    """The user may be interrupting: lower the voice until it is cut (`ResponseCancelled`, `PlaybackCleared`)
+    or `PlaybackUnducked`. The response is the one that sounds."""
+
+    response_id: str
+    index: int
+
+
+class PlaybackUnducked(_Event, frozen=True, kw_only=True):
+    """It was no interruption: the voice goes on as before."""
+
+    response_id: str
+    index: int
+
+
 class UserTranscript(_Event, frozen=True, kw_only=True):
     text: str
     final: bool
@@ -214,6 +245,10 @@ Event: TypeAlias = (
     | PlaybackCleared
     | UserSpeechStarted
     | UserSpeechStopped
+    | UserOverheard
+    | UserIdle
+    | PlaybackDucked
+    | PlaybackUnducked
     | UserTranscript
     | Acknowledged
     | GateDecided

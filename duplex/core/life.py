@@ -143,7 +143,7 @@ class SessionLife:
         self.attached = False
         self._left_at = now
         self._floor.away = True
-        self._floor.user_left()
+        self._floor.left()
         effects: list[Effect] = []
         if hold_s is None or self._closing or self.limits.resume_grace_s <= 0:
             self._outbox.leave()
@@ -244,7 +244,7 @@ class SessionLife:
         """The adapter has signalled all that it had to: close when nothing runs."""
         if self._closing:
             self._input_finished = True
-            self._floor.user_left()
+            self._floor.left()
         return self._settle([], now)
 
     def _begin_closing(self, grace_s: float, now: float) -> list[Effect]:
@@ -264,7 +264,7 @@ class SessionLife:
         effects = effects + self._floor.next(now)
         if self._input_finished and not self._floor.pending:
             return self._end(effects, *self.closing_code, now)
-        return self._outbox.post(effects)
+        return self._outbox.post(effects + self._floor.watch_idle(now))
 
     def _fail(self, error: DuplexError, now: float) -> list[Effect]:
         if self._closed:
@@ -330,6 +330,8 @@ class SessionLife:
     def timer(self, name: TimerName, now: float) -> list[Effect]:
         """A timer came due. It is asked whether it still is: activity moves a number, not the timer, so that
         an audio frame costs none."""
+        if name is TimerName.USER_IDLE:
+            self._floor.idle_timer_fired()
         due = None if self._closed else self._deadline(name, now)
         if due is None:
             return []
@@ -342,6 +344,8 @@ class SessionLife:
                 effects = self._stuck()
             case TimerName.INPUT_STALL:
                 effects = self._floor.stalled(now)
+            case TimerName.USER_IDLE:
+                effects = self._floor.user_idle(now)
             case TimerName.CLOSE_GRACE:
                 effects = self._end([], *self.closing_code, now)
             case TimerName.RESPONSE_HOLD:
@@ -361,7 +365,9 @@ class SessionLife:
             case TimerName.RESPONSE_WATCHDOG if self._responses.active is not None:
                 return self._floor.progress_at + limits.response_stall_s
             case TimerName.INPUT_STALL:
-                return self._floor.stall_at
+                return self._floor.user.stall_at
+            case TimerName.USER_IDLE:
+                return self._floor.idle_at
             case TimerName.CLOSE_GRACE if self._closing:
                 return self._close_at
             case TimerName.RESPONSE_HOLD:

@@ -6,12 +6,14 @@ caller runs the voice activity model and the one timer (`stall_timeout_ms`).
 An onset acts without a transcript. Three things keep noise from acting:
 
 - *duration*: only speech of `min_speech_ms` counts, measured as the least that the voiced frames prove
-  (the first may have been touched by its last sample only), and only frames near the run's own peak level
-  count, because a model keeps saying "speech" for a while after a loud bang;
+  (the first may have been touched by its last sample only), from the first to the last frame near the run's
+  own peak level, because a model keeps saying "speech" for a while after a loud bang;
 - *echo*: while our own audio is unplayed, a frame must be louder than our sound can return from the
   speaker, and the probability must be higher. How much returns is learned from the frames heard while we
   play and nobody speaks: loud speakers beside a microphone hold the bar high, a headset lowers it;
 - *hysteresis*: to go on takes less than to begin.
+
+A turn ends after silence: a fixed one, or one that depends on whether what was said is complete (`judge`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from duplex.core.types import SpeechStarted, SpeechStopped, TurnDetection
+from duplex.core.endings import patience_ms
+from duplex.core.types import SpeechContinued, SpeechStarted, SpeechStopped, TurnDetection
 
 HYSTERESIS = 0.15
 """Speech goes on while the probability is at least `threshold` less this (the Silero authors' value)."""
@@ -39,7 +42,8 @@ ECHO_DECAY_DB_PER_S = 1.0
 AUDIBLE_DBFS = -50.0
 """Our sound must be louder than this to measure its echo."""
 PEAK_RANGE_DB = 12.0
-"""Frames of a run that are further below its peak do not count as speech yet."""
+"""Frames of an onset that are further below its peak prove no speech, unless the voice comes back: a syllable
+falls and rises again, a bang only falls."""
 PAUSE_MS = 200.0
 """Silence after which the turn may be over: time to transcribe it ahead."""
 
@@ -50,7 +54,7 @@ class SpeechPaused(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: float
 
 
-TurnEvent: TypeAlias = SpeechStarted | SpeechPaused | SpeechStopped
+TurnEvent: TypeAlias = SpeechStarted | SpeechContinued | SpeechPaused | SpeechStopped
 
 
 class TurnDetector:
@@ -78,7 +82,12 @@ class TurnDetector:
         self._speaking = False
         self._started_ms = 0.0
         self._speech_end_ms = 0.0
+        self._spoken_ms = 0.0
+        """Voiced frames of the turn."""
+        self._continued = False
         self._paused = False
+        self._complete: float | None = None
+        """Probability that the turn is complete at this pause."""
         self._last_stop_ms = 0.0
         self._run: deque[tuple[float, float]] = deque()  # (duration, level) of the onset's frames
         self._run_start_ms = 0.0
@@ -126,6 +135,12 @@ class TurnDetector:
             return []
         return self._onset(frame_ms, level_dbfs, at_ms)
 
+    def judge(self, at_ms: float, complete: float) -> None:
+        """The turn, if it ends at the pause since `at_ms`, is complete with that probability. What is judged
+        of another pause than the one that goes on has no effect."""
+        if self._speaking and at_ms == self._speech_end_ms:
+            self._complete = complete
+
     def stalled(self, at_ms: float) -> list[TurnEvent]:
         """No input has come for `stall_timeout_ms`; it ended at `at_ms`. An open turn ends."""
         return self.finish(at_ms)
@@ -139,7 +154,7 @@ class TurnDetector:
         events: list[TurnEvent] = []
         if not self._speaking and self._run:
             if self._run_ms() >= self.settings.min_speech_ms / 2:
-                events.append(self._start(at_ms))
+                events += self._start(at_ms)
             self._run.clear()
         if self._speaking:
             events.append(self._stop(self._speech_end_ms))
@@ -158,31 +173,50 @@ class TurnDetector:
         self._run.append((frame_ms, level_dbfs))
         if self._run_ms() - frame_ms < self.settings.min_speech_ms:
             return []
-        return [self._start(at_ms + frame_ms)]
+        return self._start(at_ms + frame_ms)
 
-    def _start(self, now_ms: float) -> SpeechStarted:
+    def _start(self, now_ms: float) -> list[TurnEvent]:
+        self._spoken_ms = self._run_ms()
         self._run.clear()
         self._speaking = True
-        self._paused = False
+        self._paused = self._continued = False
+        self._complete = None
         self._speech_end_ms = now_ms
         padded = self._run_start_ms - self.settings.prefix_padding_ms
         self._started_ms = max(padded, self._last_stop_ms, 0.0)
-        return SpeechStarted(at_ms=self._started_ms)
+        return [SpeechStarted(at_ms=self._started_ms), *self._lasts()]
+
+    def _lasts(self) -> list[TurnEvent]:
+        """Once in a turn, when it has lasted as long as an interruption has to."""
+        if self._continued or not 0 < self.settings.interrupt_min_ms <= self._spoken_ms:
+            return []
+        self._continued = True
+        return [SpeechContinued(speech_ms=self._spoken_ms)]
 
     def _go_on(self, voiced: bool, frame_ms: float, at_ms: float) -> list[TurnEvent]:
         now_ms = at_ms + frame_ms
+        lasts: list[TurnEvent] = []
         if voiced:
             self._speech_end_ms = now_ms
+            self._spoken_ms += frame_ms
             self._paused = False
+            self._complete = None
+            lasts = self._lasts()
         silence_ms = now_ms - self._speech_end_ms
-        if silence_ms >= self.settings.silence_duration_ms and not voiced and not self.open_ended:
+        if silence_ms >= self._patience_ms() and not voiced and not self.open_ended:
             return [self._stop(self._speech_end_ms)]
         if now_ms - self._started_ms >= self.max_turn_ms:
-            return [self._stop(now_ms)]
+            return [*lasts, self._stop(now_ms)]
         if silence_ms >= PAUSE_MS and not self._paused:
             self._paused = True
             return [SpeechPaused(at_ms=self._speech_end_ms)]
-        return []
+        return lasts
+
+    def _patience_ms(self) -> float:
+        settings = self.settings
+        if settings.type == "semantic_vad":
+            return patience_ms(self._complete, settings.eagerness)
+        return settings.silence_duration_ms
 
     def _stop(self, at_ms: float) -> SpeechStopped:
         self._speaking = False
@@ -190,9 +224,18 @@ class TurnDetector:
         return SpeechStopped(at_ms=at_ms)
 
     def _run_ms(self) -> float:
-        """Speech in the onset: its frames within `PEAK_RANGE_DB` of its peak."""
+        """Speech in the onset: from its first to its last frame within `PEAK_RANGE_DB` of its peak, but at
+        most twice what those frames last: two bangs with a pause between them are no speech."""
         bar = max(level for _, level in self._run) - PEAK_RANGE_DB
-        return sum(duration for duration, level in self._run if level >= bar)
+        span_ms = gap_ms = loud_ms = 0.0
+        for duration, level in self._run:
+            if level >= bar:
+                loud_ms += duration
+                span_ms += gap_ms + duration
+                gap_ms = 0.0
+            elif loud_ms:
+                gap_ms += duration
+        return min(span_ms, 2 * loud_ms)
 
     # --- echo ---------------------------------------------------------------------------------------
 

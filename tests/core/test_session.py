@@ -482,9 +482,12 @@ def test_speech_does_not_interrupt_where_the_settings_say_so() -> None:
     assert isinstance(started, ev.UserSpeechStarted)
     assert driver.session.state is State.RESPONDING
     driver.hush()
-    driver.turn_ended()  # but what is said supersedes
-    assert driver.of(ev.ResponseCancelled)
+    driver.turn_ended()  # what is said is answered when the voice has ended
+    assert not driver.of(ev.ResponseCancelled)
+    assert driver.turn.index == 1
+    driver.finish()
     assert driver.turn.index == 2
+    assert driver.turn.trigger is t.Trigger.SPEECH
 
 
 # --- playback ---------------------------------------------------------------------------------------------
