@@ -16,9 +16,13 @@ from duplex.dialects.native_events import (
     DrainNotice,
     ErrorMessage,
     GateScore,
+    InputIdle,
     InputLag,
+    InputOverheard,
     InputTranscript,
     PlaybackClear,
+    PlaybackDuck,
+    PlaybackUnduck,
     ResponseCancelled,
     ResponseCreated,
     ResponseDone,
@@ -35,9 +39,13 @@ __all__ = [
     "DrainNotice",
     "ErrorMessage",
     "GateScore",
+    "InputIdle",
     "InputLag",
+    "InputOverheard",
     "InputTranscript",
     "PlaybackClear",
+    "PlaybackDuck",
+    "PlaybackUnduck",
     "Reconnected",
     "ResponseCancelled",
     "ResponseCreated",
@@ -112,8 +120,12 @@ ClientEvent: TypeAlias = (
     | ResponseDone
     | ResponseCancelled
     | PlaybackClear
+    | PlaybackDuck
+    | PlaybackUnduck
     | SpeechStarted
     | SpeechStopped
+    | InputOverheard
+    | InputIdle
     | InputTranscript
     | GateScore
     | InputLag

@@ -76,7 +76,13 @@ class Floor:
     @property
     def listening(self) -> bool:
         """The user has given something that is not answered yet."""
-        return self.input.open or self.user.turn_open or self.input.deciding or self._held is not None
+        return self.input.open or self._asked_for
+
+    @property
+    def _asked_for(self) -> bool:
+        """The user has said or written something that is not answered yet, or is about to."""
+        waits = self.input.deciding or self.input.has_question or self._held is not None
+        return self.user.turn_open or waits
 
     @property
     def pending(self) -> bool:
@@ -243,7 +249,7 @@ class Floor:
     def _resume(self, now: float) -> list[Effect]:
         """The voice goes on where it stopped."""
         unsaid = self.responses.unsaid()
-        if unsaid is None or self.responses.active is not None or self.listening:
+        if unsaid is None or self.responses.active is not None or self._asked_for:
             return []
         turn = unsaid.turn
         request = Request(
@@ -277,7 +283,7 @@ class Floor:
         turns = self._turns
         if turns is None or turns.idle_timeout_ms is None or self._quiet_since is None:
             return None
-        if self.responses.active is not None or self.listening or self.pending or self.away or self.closing:
+        if self._asked_for or self.pending or self.away or self.closing:
             return None
         since = max(self._quiet_since, self.responses.playout.dry_at, self.user.heard_at)
         return since + turns.idle_timeout_ms / 1000

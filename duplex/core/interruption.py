@@ -1,9 +1,9 @@
 """Speech over the model's voice: whether it is an interruption, and what it was when it has ended.
 
 Pure. By the session's settings a voice yields at the first sign of speech, or only to speech that proves
-itself, by words or by length. Until then it goes on, softer where the client ducks it. "Mhm" and a cough prove
-nothing: they are overheard. Words count when they say something; what people say to show that they listen
-does not.
+itself, by words or by length. Until then it goes on, softer where the client ducks it. "Mhm" and a cough
+prove nothing: they are overheard. Words count when they say something; what people say to show that they
+listen does not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The user's speech as the model tells of it: turns that begin and end, and what they do to the model's voice.
+"""The user's speech as the model tells of it: turns that begin and end, and what they do to its own voice.
 
 Speech over the voice is an `Overlap` until it is known to be an interruption; the client is not told of it
-before, since many clients stop playing when they learn that the user speaks. Speech that has cut the voice may
-still turn out to be nothing: then what it cut is to be resumed.
+before, since many clients stop playing when they learn that the user speaks. Speech that has cut the voice
+may still turn out to be nothing: then what it cut is to be resumed.
 """
 
 from __future__ import annotations

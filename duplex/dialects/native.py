@@ -53,6 +53,8 @@ from duplex.core.events import (
     GateDecided,
     InputLagged,
     PlaybackCleared,
+    PlaybackDucked,
+    PlaybackUnducked,
     ResponseAudio,
     ResponseCancelled,
     ResponseCreated,
@@ -63,6 +65,8 @@ from duplex.core.events import (
     SessionEnded,
     SessionResumed,
     SessionUpdated,
+    UserIdle,
+    UserOverheard,
     UserSpeechStarted,
     UserSpeechStopped,
     UserTranscript,
@@ -293,6 +297,14 @@ class NativeDialect:
                     heard_ms=_ms(event.heard_ms),
                     heard_text=event.heard_text,
                 )
+            case PlaybackDucked() if playback:
+                yield wire.PlaybackDuck(response_index=event.index)
+            case PlaybackUnducked() if playback:
+                yield wire.PlaybackUnduck(response_index=event.index)
+            case UserOverheard() if signals:
+                yield wire.InputOverheard(at_ms=event.at_ms, text=event.text)
+            case UserIdle() if signals:
+                yield wire.InputIdle(start_ms=event.start_ms, end_ms=event.end_ms)
             case UserSpeechStarted() if signals:
                 yield wire.SpeechStarted(at_ms=event.at_ms)
             case UserSpeechStopped() if signals:

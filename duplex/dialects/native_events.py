@@ -121,6 +121,33 @@ class SpeechStopped(_Message, frozen=True, kw_only=True, tag="input.speech_stopp
     at_ms: float
 
 
+class InputOverheard(_Message, frozen=True, kw_only=True, tag="input.overheard"):
+    """Signals: the user's speech since `at_ms` was no interruption: the voice goes on. `text`: what was
+    written down of it; it is in no turn."""
+
+    at_ms: float
+    text: str
+
+
+class InputIdle(_Message, frozen=True, kw_only=True, tag="input.idle"):
+    """Signals: the user has said nothing for `idle_timeout_ms`, up to `end_ms` of the input audio."""
+
+    start_ms: float
+    end_ms: float
+
+
+class PlaybackDuck(_Message, frozen=True, kw_only=True, tag="playback.duck"):
+    """Playback: the user may be interrupting. Lower the voice until `playback.unduck`, or until it is cut."""
+
+    response_index: int
+
+
+class PlaybackUnduck(_Message, frozen=True, kw_only=True, tag="playback.unduck"):
+    """Playback: it was no interruption. The voice goes on as loud as before."""
+
+    response_index: int
+
+
 class InputTranscript(_Message, frozen=True, kw_only=True, tag="input.transcript"):
     """Signals: what the user is heard to say. A partial replaces the one before it."""
 
@@ -171,8 +198,12 @@ ServerMessage: TypeAlias = (
     | ResponseDone
     | ResponseCancelled
     | PlaybackClear
+    | PlaybackDuck
+    | PlaybackUnduck
     | SpeechStarted
     | SpeechStopped
+    | InputOverheard
+    | InputIdle
     | InputTranscript
     | GateScore
     | InputLag

@@ -26,11 +26,8 @@ from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.events import (
     Acknowledged,
     CancelReason,
-    DrainNotice,
     ErrorEvent,
     Event,
-    GateDecided,
-    InputLagged,
     PlaybackCleared,
     ResponseAudio,
     ResponseCancelled,
@@ -40,8 +37,8 @@ from duplex.core.events import (
     ResponseText,
     ResponseToolCall,
     SessionCreated,
-    SessionResumed,
     SessionUpdated,
+    UserIdle,
     UserSpeechStarted,
     UserSpeechStopped,
     UserTranscript,
@@ -55,6 +52,7 @@ from duplex.dialects.realtime_beta import from_beta, to_beta
 from duplex.dialects.realtime_commands import COMMANDS, PRIVATE
 from duplex.dialects.realtime_items import Item
 from duplex.dialects.realtime_output import ResponseWriter, Used
+from duplex.dialects.realtime_private import private_messages
 from duplex.dialects.realtime_session import (
     Voices,
     audio_type,
@@ -119,7 +117,8 @@ class RealtimeDialect:
         state.beta = "realtime=v1" in beta or "openai-beta.realtime-v1" in protocols
         try:
             state.extensions = extensions_of(query.get("ext", "").split(","), "ext")
-            settings = changes_of(self._asked, state.voices)
+            private = Extension.SIGNALS in state.extensions
+            settings = changes_of(self._asked, state.voices, private=private)
             last_seq = last_seq_of(query)
         except DuplexError as error:
             raise DuplexError(ErrorCode.BAD_CONFIG, error.message, param=error.param) from None
@@ -183,6 +182,9 @@ class RealtimeDialect:
             case UserSpeechStopped():
                 state.appended_ms = 0.0
                 return state.turns.speech_stopped(event)
+            case UserIdle():
+                state.appended_ms = 0.0
+                return state.turns.timed_out(event)
             case UserTranscript():
                 if event.final:
                     self._characters += len(event.text)
@@ -197,26 +199,7 @@ class RealtimeDialect:
                 return self._acknowledged(event)
             case ErrorEvent():
                 return [self._error(event)]
-        return self._private(event)
-
-    def _private(self, event: Event) -> Iterable[Message]:
-        """Only for those who asked."""
-        extensions = self._state.extensions
-        match event:
-            case GateDecided() if Extension.SIGNALS in extensions:
-                yield {
-                    "type": "gate.score",
-                    "score": event.score,
-                    "speak": event.speak,
-                    "pts_ms": event.pts_ms,
-                    "segment_id": event.segment_id,
-                }
-            case InputLagged() if Extension.SIGNALS in extensions:
-                yield {"type": "input.lag", "lag_ms": event.lag_ms, "coalesced": event.coalesced}
-            case DrainNotice() if Extension.LIFECYCLE in extensions:
-                yield {"type": "drain.notice", "grace_ms": event.grace_ms}
-            case SessionResumed():  # only of a client that counts
-                yield {"type": "session.resumed", **msgspec.structs.asdict(event)}
+        return private_messages(event, state.extensions)
 
     # --- the session --------------------------------------------------------------------------------
 

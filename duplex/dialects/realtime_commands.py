@@ -75,7 +75,7 @@ def _update(state: RealtimeState, message: Fields, event_id: str | None) -> list
     patch = message.object("session") if "session" in message or "extensions" not in message else {}
     patch = from_beta(patch)
     speed = state.session.get("audio", {}).get("output", {}).get("speed") or 1.0
-    changes = changes_of(patch, state.voices, speed=speed)
+    changes = changes_of(patch, state.voices, speed=speed, private=Extension.SIGNALS in extensions)
     command = UpdateSession(changes=changes, event_id=state.key(event_id, {"patch": patch}))
     state.extensions = extensions
     source = (patch.get("audio") or {}).get("input") or {}
