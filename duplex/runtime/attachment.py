@@ -7,8 +7,9 @@ from typing import ParamSpec, Protocol
 
 from duplex.core.effects import Effect
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.events import ErrorEvent, SessionResumed
+from duplex.core.events import SessionResumed
 from duplex.core.facts import State
+from duplex.core.outbox import error_event
 from duplex.core.session import Session
 from duplex.dialects.base import Dialect
 from duplex.runtime.metrics import Metrics
@@ -186,9 +187,11 @@ class Attachment:
 
     def _say_farewell(self, old: Connection) -> None:
         taken = DuplexError(ErrorCode.TAKEN_OVER, "the session goes on over another connection")
-        queue = old.queue = self._make_queue(old.socket, old.dialect)
-        queue.put(ErrorEvent(code=taken.code, message=taken.message, fatal=True))
-        queue.close(taken.code.traits.close_code, taken.code.value)
+        old.queue = self._make_queue(old.socket, old.dialect)  # the one that it had goes on elsewhere
+        for frame in old.dialect.encode(error_event(taken)):
+            old.socket.write(frame)
+        old.socket.close(taken.code.traits.close_code, taken.code.value)
+        old.queue.detach()
 
     def _forget_parked(self) -> None:
         parked, self._parked = self._parked, None
