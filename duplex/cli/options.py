@@ -30,6 +30,8 @@ _HELP: Final = {
     "ping_timeout_s": "a ping unanswered for this long ends the connection",
     "resume_grace_s": "a client that vanished may come back within this",
     "resume_hold_s": "what is being said waits this long for a client that vanished",
+    "redis_url": "gateways find each other's sessions there",
+    "advertised_url": "how clients reach this very gateway, behind a balancer too: wss://…",
     "journal_s": "a client that comes back is told what it missed within this",
     "journal_bytes": "bytes of sent messages that are kept for one client",
     "close_grace_s": "what runs may take this long to finish after a close",

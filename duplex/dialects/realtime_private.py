@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from duplex.core.events import (
     DrainNotice,
     Event,
@@ -12,6 +14,7 @@ from duplex.core.events import (
     InputLagged,
     PlaybackDucked,
     PlaybackUnducked,
+    SessionResumed,
     UserOverheard,
 )
 from duplex.dialects.native_events import Extension
@@ -38,3 +41,5 @@ def private_messages(event: Event, extensions: frozenset[Extension]) -> Iterator
             yield {"type": "playback.unduck", "response_id": event.response_id}
         case DrainNotice() if Extension.LIFECYCLE in extensions:
             yield {"type": "drain.notice", "grace_ms": event.grace_ms}
+        case SessionResumed():  # there is one only for a client that counts messages
+            yield {"type": "session.resumed", **msgspec.structs.asdict(event)}
