@@ -53,6 +53,7 @@ from duplex.dialects.realtime_commands import COMMANDS, PRIVATE
 from duplex.dialects.realtime_items import Item
 from duplex.dialects.realtime_output import ResponseWriter, Used
 from duplex.dialects.realtime_private import private_messages
+from duplex.dialects.realtime_query import overlaid, session_of
 from duplex.dialects.realtime_session import (
     Voices,
     audio_type,
@@ -117,6 +118,7 @@ class RealtimeDialect:
         state.beta = "realtime=v1" in beta or "openai-beta.realtime-v1" in protocols
         try:
             state.extensions = extensions_of(query.get("ext", "").split(","), "ext")
+            self._asked = overlaid(self._asked, session_of(query))
             private = Extension.SIGNALS in state.extensions
             settings = changes_of(self._asked, state.voices, private=private)
             last_seq = last_seq_of(query)
