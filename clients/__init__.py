@@ -12,6 +12,7 @@ from duplex.clients.errors import (
     ModelNotFound,
     ReconnectBufferFull,
     RequestRefused,
+    ResumeElsewhere,
     ResumeRejected,
     ServerFault,
     ServerFull,
@@ -43,6 +44,7 @@ from duplex.clients.events import (
     ResponseCreated,
     ResponseDone,
     SessionCreated,
+    SessionResumed,
     SessionUpdated,
     SpeechStarted,
     SpeechStopped,
@@ -50,12 +52,14 @@ from duplex.clients.events import (
     UnknownEvent,
 )
 from duplex.clients.playback import PlaybackBuffer, PlaybackClock, Player
+from duplex.clients.realtime import AsyncRealtimeClient
 from duplex.clients.response import Response
 from duplex.clients.speech import AsyncSpeechClient, SpeechClient, SpeechRefused, SpeechStream
 from duplex.clients.sync import DuplexClient
 
 __all__ = [
     "AsyncDuplexClient",
+    "AsyncRealtimeClient",
     "AsyncSpeechClient",
     "AudioDelta",
     "BadConfig",
@@ -89,6 +93,7 @@ __all__ = [
     "ResponseCancelled",
     "ResponseCreated",
     "ResponseDone",
+    "ResumeElsewhere",
     "ResumeRejected",
     "ServerFault",
     "ServerFull",
@@ -96,6 +101,7 @@ __all__ = [
     "SessionCreated",
     "SessionIdInUse",
     "SessionOver",
+    "SessionResumed",
     "SessionUpdated",
     "SlowReader",
     "SpeechClient",

@@ -27,6 +27,7 @@ from duplex.dialects.native_events import (
     ResponseCreated,
     ResponseDone,
     SessionCreated,
+    SessionResumed,
     SessionUpdated,
     SpeechStarted,
     SpeechStopped,
@@ -51,6 +52,7 @@ __all__ = [
     "ResponseCreated",
     "ResponseDone",
     "SessionCreated",
+    "SessionResumed",
     "SessionUpdated",
     "SpeechStarted",
     "SpeechStopped",
@@ -98,10 +100,13 @@ class Disconnected(_Local, frozen=True, kw_only=True):
 
 
 class Reconnected(_Local, frozen=True, kw_only=True):
-    """The session goes on over another connection. `kept` messages follow that were kept meanwhile."""
+    """The session goes on over another connection. `kept` messages are sent that were kept meanwhile, or had
+    not arrived; `replayed` messages follow that were missed. `lost` are those that nobody has any more."""
 
     attempts: int
     kept: int
+    replayed: int = 0
+    lost: int = 0
 
 
 class UnknownEvent(_Local, frozen=True, kw_only=True):
@@ -113,6 +118,7 @@ class UnknownEvent(_Local, frozen=True, kw_only=True):
 
 ClientEvent: TypeAlias = (
     SessionCreated
+    | SessionResumed
     | SessionUpdated
     | ResponseCreated
     | TextDelta

@@ -108,6 +108,7 @@ class Attachment:
             unsent = self._parked.queue.unwritten()
             self._forget_parked()
         self._metrics.resumed += 1
+        self.received = 0
         connection = self._connect(socket, dialect)
         self.since = None
         owner = self._owner

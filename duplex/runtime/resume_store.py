@@ -45,6 +45,7 @@ class ResumeStore:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failing = False
+        self._stopping = False
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="resume store")
@@ -54,11 +55,15 @@ class ResumeStore:
         task, self._task = self._task, None
         if task is None:
             return
-        task.cancel()
-        await asyncio.wait({task})
         self._gone |= self._own
         self._own.clear()
-        await self._write([])
+        self._new.clear()
+        self._stopping = True
+        self._wake.set()
+        # not broken off: a key that is on its way would outlive its deletion
+        _, stuck = await asyncio.wait({task}, timeout=5 * TIMEOUT_S)
+        for task in stuck:
+            task.cancel()
         await self._redis.aclose()
 
     def opened(self, resume_token: str) -> None:
@@ -98,6 +103,8 @@ class ResumeStore:
             self._wake.clear()
             new, self._new = sorted(self._new), set()
             await self._write(new)
+            if self._stopping and not self._gone:
+                return
 
     async def _write(self, new: list[str]) -> None:
         gone, self._gone = sorted(self._gone), set()
@@ -110,9 +117,8 @@ class ResumeStore:
             for start in range(0, len(gone), BATCH):
                 await self._redis.delete(*gone[start : start + BATCH])
         except Exception as error:
-            self._failed(
-                error
-            )  # all keys are written again at the next refresh; the old ones end by themselves
+            # all keys are written again at the next refresh, and old ones end by themselves
+            self._failed(error)
         else:
             self._failing = False
 
