@@ -49,6 +49,7 @@ class Ears:
         self._needed_ms = listener.needed_ms
         self._job: asyncio.Future[list[ListenEvent]] | None = None
         self._configure: list[TurnDetection | None] = []
+        self._judged: tuple[float, float] | None = None
         self._settling: list[asyncio.Future[None]] = []
         self._settling_now: list[asyncio.Future[None]] = []
         self._stall: asyncio.TimerHandle | None = None
@@ -76,6 +77,10 @@ class Ears:
         """Change turn detection, for audio that is not heard yet."""
         self._configure.append(settings)
         self._next()
+
+    def judge(self, end_ms: float, complete: float) -> None:
+        """How likely the turn is complete at the pause since `end_ms`: known from the next frame on."""
+        self._judged = (end_ms, complete)
 
     def forget(self) -> None:
         """Drop what waits to be heard, and the turn that is open."""
@@ -111,11 +116,12 @@ class Ears:
             windows = self._take()
             settings, self._configure = self._configure, []
             forget, self._forget = self._forget, False
+            judged, self._judged = self._judged, None
             finish = bool(self._settling) and not self._waiting
             if finish:
                 self._settling_now, self._settling = self._settling, []
             self._job = self._loop.run_in_executor(
-                self._worker, self._work, settings, windows, finish, forget
+                self._worker, self._work, settings, judged, windows, finish, forget
             )
             self._job.add_done_callback(self._heard)
 
@@ -138,6 +144,7 @@ class Ears:
     def _work(
         self,
         settings: list[TurnDetection | None],
+        judged: tuple[float, float] | None,
         windows: list[AudioWindow],
         finish: bool,
         forget: bool,
@@ -146,6 +153,8 @@ class Ears:
         listener = self._listener
         for turns in settings:
             listener.configure(turns)
+        if judged is not None:
+            listener.judge(*judged)
         events: list[ListenEvent] = listener.forget() if forget else []
         for window in windows:
             if self._closed:

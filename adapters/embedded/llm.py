@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from duplex.adapters.embedded.replies import DEFAULT_INSTRUCTIONS, ReplyRequest
+from duplex.adapters.embedded.replies import DEFAULT_INSTRUCTIONS, SILENCE, ReplyRequest
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.text import WholeCharacters
 from duplex.core.types import ToolCallDelta, ToolSpec
@@ -269,6 +269,8 @@ def messages(request: ReplyRequest) -> list[dict[str, Any]]:
             last["content"] += f"\n{item.text}"  # many chat templates want turns to alternate
         else:
             wanted.append({"role": item.role, "content": item.text})
+    if request.silent:
+        wanted[0]["content"] += f"\n{SILENCE}"
     if wanted[-1]["role"] not in ("user", "tool"):
         wanted.append({"role": "user", "content": "Hello." if len(wanted) == 1 else "Go on."})
     return wanted

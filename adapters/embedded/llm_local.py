@@ -58,7 +58,9 @@ class LocalReplies:
             raise RuntimeError("not started")
         return self._chat.reply(
             ReplyRequest(
-                history=request.history[-_HISTORY:], instructions=request.instructions or INSTRUCTIONS
+                history=request.history[-_HISTORY:],
+                instructions=request.instructions or INSTRUCTIONS,
+                silent=request.silent,
             )
         )
 

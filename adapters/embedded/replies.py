@@ -16,14 +16,22 @@ DEFAULT_INSTRUCTIONS = (
 )
 
 
+SILENCE = (
+    "The user has said nothing for a while. In one short sentence, ask whether they are still there, or "
+    "offer to go on."
+)
+"""What a language model is told of a silence."""
+
+
 class ReplyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A turn to answer. `history` ends with what the user said last; the assistant's items hold only what was
-    heard."""
+    heard. `silent`: the user has said nothing for a while, and is spoken to."""
 
     history: tuple[HistoryItem, ...] = ()
     instructions: str = ""
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: str = "auto"
+    silent: bool = False
 
     @property
     def said(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ ABILITIES: Final = (
     "I can repeat what you say, count, tell the time or the date, and read aloud until you stop me."
 )
 GREETING: Final = f"Hello. {ABILITIES} What would you like?"
+STILL_THERE: Final = "Are you still there?"
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _POLITE = (
@@ -104,6 +105,8 @@ class Skills:
 
 def answer(request: ReplyRequest, now: datetime) -> Iterator[str] | None:
     """The sentences of a skill's answer, None when none fits. The latest words count, then all together."""
+    if request.silent:
+        return iter([STILL_THERE])
     said = request.said
     if not said:
         return iter([GREETING])

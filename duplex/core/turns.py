@@ -44,6 +44,15 @@ AUDIBLE_DBFS = -50.0
 PEAK_RANGE_DB = 12.0
 """Frames of an onset that are further below its peak prove no speech, unless the voice comes back: a syllable
 falls and rises again, a bang only falls."""
+NOISE_MARGIN_DB = 3.0
+"""Frames of an onset that stand out of the noise before it by less prove no speech: after a bang in a noisy
+room only the noise goes on. Over 32 ms a steady noise differs from itself by less than 1 dB."""
+NOISE_SHARE = 0.5
+"""Frames with a probability below this part of the threshold are noise to be measured."""
+NOISE_MEMORY_MS = 500.0
+"""How fast the measured noise follows its level."""
+SURE_MS = 480.0
+"""What has sounded like speech for so long is speech, how soft ever: no bang sounds on so long."""
 PAUSE_MS = 200.0
 """Silence after which the turn may be over: time to transcribe it ahead."""
 
@@ -91,6 +100,7 @@ class TurnDetector:
         self._last_stop_ms = 0.0
         self._run: deque[tuple[float, float]] = deque()  # (duration, level) of the onset's frames
         self._run_start_ms = 0.0
+        self._noise_dbfs: float | None = None
         self._echo_db: float | None = None
         self._echo_heard_ms = 0.0
 
@@ -132,6 +142,8 @@ class TurnDetector:
             return self._go_on(voiced, frame_ms, at_ms)
         if not voiced:
             self._run.clear()
+            if probability < self.settings.threshold * NOISE_SHARE:
+                self._learn_noise(level_dbfs, frame_ms)
             return []
         return self._onset(frame_ms, level_dbfs, at_ms)
 
@@ -171,6 +183,9 @@ class TurnDetector:
         if not self._run:
             self._run_start_ms = at_ms
         self._run.append((frame_ms, level_dbfs))
+        kept_ms = max(SURE_MS, 2 * self.settings.min_speech_ms)
+        while _length_ms(self._run) - self._run[0][0] >= kept_ms:
+            self._run.popleft()  # a bang at its beginning hides no soft voice behind it
         if self._run_ms() - frame_ms < self.settings.min_speech_ms:
             return []
         return self._start(at_ms + frame_ms)
@@ -224,9 +239,12 @@ class TurnDetector:
         return SpeechStopped(at_ms=at_ms)
 
     def _run_ms(self) -> float:
-        """Speech in the onset: from its first to its last frame within `PEAK_RANGE_DB` of its peak, but at
-        most twice what those frames last: two bangs with a pause between them are no speech."""
+        """Speech in the onset: from its first to its last frame within `PEAK_RANGE_DB` of its peak and out of
+        the noise, but at most twice what those frames last: two bangs with a pause between them are no
+        speech."""
         bar = max(level for _, level in self._run) - PEAK_RANGE_DB
+        if self._noise_dbfs is not None and _length_ms(self._run) < SURE_MS:
+            bar = max(bar, self._noise_dbfs + NOISE_MARGIN_DB)
         span_ms = gap_ms = loud_ms = 0.0
         for duration, level in self._run:
             if level >= bar:
@@ -237,7 +255,7 @@ class TurnDetector:
                 gap_ms += duration
         return min(span_ms, 2 * loud_ms)
 
-    # --- echo ---------------------------------------------------------------------------------------
+    # --- noise and echo -----------------------------------------------------------------------------
 
     def _bar(self, playout_dbfs: float | None) -> tuple[float, float]:
         """Probability and level (dBFS) that speech must reach now."""
@@ -249,6 +267,11 @@ class TurnDetector:
             margin = min(margin, measured + ECHO_HEADROOM_DB)
         return threshold + (1 - threshold) * ECHO_THRESHOLD_SHARE, playout_dbfs + margin
 
+    def _learn_noise(self, level_dbfs: float, frame_ms: float) -> None:
+        before = self._noise_dbfs
+        share = min(1.0, frame_ms / NOISE_MEMORY_MS)
+        self._noise_dbfs = level_dbfs if before is None else before + (level_dbfs - before) * share
+
     def _learn_echo(self, ratio_db: float, frame_ms: float, playout_dbfs: float) -> None:
         if playout_dbfs < AUDIBLE_DBFS:
             return
@@ -257,3 +280,7 @@ class TurnDetector:
             self._echo_db = ratio_db
         else:
             self._echo_db = max(ratio_db, self._echo_db - ECHO_DECAY_DB_PER_S * frame_ms / 1000)
+
+
+def _length_ms(run: deque[tuple[float, float]]) -> float:
+    return sum(duration for duration, _ in run)
