@@ -101,7 +101,10 @@ class AsyncDuplexClient(Requests):
         """Settings that are too long for the query."""
         if len(quote_plus(instructions)) > MAX_QUERY_BYTES:
             self._late["instructions"] = options.pop("instructions")
-        query = {"model": model, "session_id": session_id, "frames": frames, "ext": ",".join(ext)}
+        wanted = [
+            name for name in ext if reconnect or name != "resume"
+        ]  # nobody waits for who does not come back
+        query = {"model": model, "session_id": session_id, "frames": frames, "ext": ",".join(wanted)}
         self._url = url
         self._query: dict[str, Any] = {k: v for k, v in (query | options).items() if v is not None}
         self._token = token

@@ -198,6 +198,35 @@ async def test_resume_by_message_of_what_is_not_there(start_gateway: Any) -> Non
     assert (await peer.until_closed())[0] == 4410
 
 
+@pytest.mark.parametrize("path", [NATIVE, REALTIME])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"resume_token": 1}, {"resume_token": "x", "last_seq": -1}, {"resume_token": "x", "last_seq": "1"}],
+    ids=str,
+)
+async def test_a_resume_message_that_cannot_be_read(
+    start_gateway: Any, path: str, fields: dict[str, Any]
+) -> None:
+    """It is refused by name, and the session that the socket has lives on."""
+    gateway = await start_gateway()
+    peer = await join(gateway, path)
+    await peer.send("session.resume", event_id="e1", **fields)
+    error = await peer.expect("error")
+    error = error.get("error", error)
+    assert (error["code"], error["event_id"]) == ("invalid_value", "e1")
+    await peer.send("session.update", session={})
+    await peer.expect("session.updated")
+
+
+async def test_realtime_clients_that_did_not_ask_have_no_resume(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    peer = await Peer.connect(gateway, REALTIME)
+    assert "resume_token" not in peer.created
+    await peer.send("session.resume", resume_token="x")
+    error = (await peer.expect("error"))["error"]
+    assert error["code"] == "invalid_event"
+
+
 async def test_a_socket_cannot_take_over_itself(start_gateway: Any) -> None:
     gateway = await start_gateway()
     peer = await join(gateway)
