@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from runtime_fakes import FakeSocket, ManualClock
+from session_driver import Monitor
 
 from duplex.core import commands as c
 from duplex.core import effects as fx
@@ -77,6 +78,7 @@ class Stage:
         self.cut: set[int] = set()
         """Responses that the core has cut."""
         self.figures = Figures()
+        self.monitor = Monitor()
         self.turn: t.Turn | None = None
         self.session = Session(
             session_id="s",
@@ -102,7 +104,9 @@ class Stage:
         )
 
     def step(self, step: Callable[..., list[fx.Effect]], *args: Any, **kwargs: Any) -> None:
-        for effect in step(*args, **kwargs):
+        effects = step(*args, **kwargs)
+        self.monitor.check(effects, cancelling=True)
+        for effect in effects:
             queue = self.attachment.queue
             match effect:
                 case fx.Send() if queue is not None:
@@ -243,6 +247,16 @@ class ResumeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.away_since is None)
     def cancel(self, index: int | None) -> None:
         self.stage.feed(c.CancelResponse(response_index=index))
+
+    @rule(signal=st.sampled_from([t.SpeechStarted(at_ms=0), t.SpeechStopped(at_ms=0), t.TurnEnded()]))
+    def voice(self, signal: t.Signal) -> None:
+        """The model hears the user, or what had been said before the break."""
+        self.stage.step(self.stage.session.signal, signal, self.stage.now())
+
+    @rule(milliseconds=st.integers(0, 3000), index=st.sampled_from([None, 1, 2]))
+    @precondition(lambda self: self.away_since is None)
+    def acknowledge(self, milliseconds: int, index: int | None) -> None:
+        self.stage.feed(c.PlaybackAck(cursor_ms=milliseconds, response_index=index))
 
     @rule(count=st.integers(1, 50))
     @precondition(lambda self: self.away_since is None)
@@ -385,7 +399,7 @@ def test_an_answer_that_waited_too_long_is_cut() -> None:
 
 TestResumeMachine = ResumeMachine.TestCase
 TestResumeMachine.settings = settings(
-    max_examples=120,
+    max_examples=150,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
