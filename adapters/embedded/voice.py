@@ -24,7 +24,7 @@ from duplex.adapters.base import AdapterInfo, BaseSession
 from duplex.adapters.embedded.asr import Recogniser, Recognition
 from duplex.adapters.embedded.ears import Ears
 from duplex.adapters.embedded.listen import Draft, Listener, ListenEvent
-from duplex.adapters.embedded.replies import Replies, ReplyRequest
+from duplex.adapters.embedded.replies import Replies, ReplyPart, ReplyRequest
 from duplex.adapters.embedded.signals import SignalBox
 from duplex.adapters.embedded.skills import Skills
 from duplex.adapters.embedded.smart_turn import SmartTurn, find_model
@@ -40,6 +40,7 @@ from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import (
     AudioWindow,
     Delta,
+    LengthReached,
     Modality,
     OpenSession,
     SessionSettings,
@@ -306,7 +307,7 @@ class VoiceSession(BaseSession):
         adapter = self._adapter
         options = adapter.check(turn.settings)
         self._unanswered = False
-        calls: list[ToolCallDelta] = []
+        behind: list[ToolCallDelta | LengthReached] = []
         if turn.speak_text is not None:
             adapter.voice.check(text=turn.speak_text)
             if not has_words(turn.speak_text):
@@ -319,35 +320,36 @@ class VoiceSession(BaseSession):
                 instructions=settings.instructions,
                 tools=settings.tools,
                 tool_choice=settings.tool_choice,
+                max_output_tokens=settings.max_output_tokens,
                 silent=turn.trigger is Trigger.IDLE,
             )
-            text = _words(adapter.replies.reply(wanted), calls)
+            text = _words(adapter.replies.reply(wanted), behind)
         if Modality.AUDIO not in turn.modalities:
             async with aclosing(text) as pieces:
                 async for piece in pieces:
                     yield TextDelta(text=piece)
-            for call in calls:
-                yield call
+            for part in behind:
+                yield part
             return
         say = partial(adapter.say, voice=turn.settings.voice, speed=options.speed)
         granularity: Granularity = options.split
         async with aclosing(speak_while_written(text, say, granularity)) as deltas:
             async for delta in deltas:
                 yield delta
-        for call in calls:
-            yield call
+        for part in behind:
+            yield part
 
 
 async def _words(
-    reply: AsyncGenerator[str | ToolCallDelta, None], calls: list[ToolCallDelta]
+    reply: AsyncGenerator[ReplyPart, None], behind: list[ToolCallDelta | LengthReached]
 ) -> AsyncGenerator[str, None]:
-    """The words of a reply. Its calls are put aside: they follow when all of it is spoken."""
+    """The words of a reply. All else of it is put aside: it follows when all of the words are spoken."""
     async with aclosing(reply) as pieces:
         async for piece in pieces:
-            if isinstance(piece, ToolCallDelta):
-                calls.append(piece)
-            else:
+            if isinstance(piece, str):
                 yield piece
+            else:
+                behind.append(piece)
 
 
 async def _whole(text: str) -> AsyncGenerator[str, None]:

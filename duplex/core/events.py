@@ -103,10 +103,13 @@ class ResponseToolCall(_Event, frozen=True, kw_only=True):
 
 
 class ResponseDone(_Event, frozen=True, kw_only=True):
+    """Ended by itself. `incomplete`: its text had no tokens left for what there was to say."""
+
     response_id: str
     index: int
     text: str = ""
     audio_ms: float = 0.0
+    incomplete: bool = False
     event_id: str | None = None
 
 
@@ -125,10 +128,13 @@ class ResponseCancelled(_Event, frozen=True, kw_only=True):
 
 
 class ResponseFailed(_Event, frozen=True, kw_only=True):
+    """The model could not go on. `event_id`: the client's message that asked for the response."""
+
     response_id: str
     index: int
     code: ErrorCode
     message: str
+    event_id: str | None = None
 
 
 class PlaybackCleared(_Event, frozen=True, kw_only=True):

@@ -147,7 +147,7 @@ class Floor:
             return []
         if has_input or commit.question:
             trigger = Trigger.SPEECH if commit.silent else Trigger.COMMIT
-            return self._start(Request(trigger, question=commit.question), now)
+            return self._start(Request(trigger, question=commit.question, asked_by=commit.event_id), now)
         if commit.silent:
             return self._follow([], self.user.nothing_said(self._turns), now)
         words = "nothing to respond to in what was appended"

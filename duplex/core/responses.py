@@ -31,6 +31,7 @@ from duplex.core.types import (
     Delivery,
     EncodedAudio,
     HistoryItem,
+    LengthReached,
     Modality,
     SessionSettings,
     TextDelta,
@@ -73,12 +74,14 @@ class Response:
     """Book-keeping of one response, as long as its sound may be playing."""
 
     __slots__ = (
+        "asked_by",
         "audible",
         "calls",
         "cut",
         "epoch",
         "format",
         "id",
+        "incomplete",
         "index",
         "ledger",
         "pts",
@@ -109,6 +112,10 @@ class Response:
         """Calls of the client's functions by their ids: name and pieces of the arguments."""
         self.record = True
         """It belongs into the conversation."""
+        self.asked_by: str | None = None
+        """Id of the client's message that asked for it."""
+        self.incomplete = False
+        """Its text has as many tokens as it may have."""
         self.cut = False
         """The client was told to stop its sound."""
 
@@ -160,6 +167,7 @@ class Responses:
         )
         self.active = Response(turn)
         self.active.record = request.record
+        self.active.asked_by = request.asked_by
         self._recent.append(self.active)
         created = ResponseCreated(
             response_id=turn.response_id,
@@ -180,6 +188,9 @@ class Responses:
             return self._text(response, response.text.push(delta.text))
         if isinstance(delta, ToolCallDelta):
             return self._call(response, delta)
+        if isinstance(delta, LengthReached):
+            response.incomplete = True
+            return []
         if not response.audible:
             return []
         return self._audio(response, delta)
@@ -265,6 +276,7 @@ class Responses:
             index=response.index,
             text=ledger.text,
             audio_ms=ledger.generated_ms,
+            incomplete=response.incomplete,
         )
         return [*effects, Send(event=done)]
 
@@ -280,6 +292,7 @@ class Responses:
             index=response.index,
             code=error.code,
             message=well_formed(error.message),
+            event_id=response.asked_by,
         )
         return [
             AbortResponse(response_id=response.id, reason=CancelReason.CLOSING),

@@ -131,6 +131,8 @@ def _check_ranges(settings: SessionSettings, options_size: int, event_id: str | 
     check(options_size <= MAX_OPTIONS, "options", f"≤ {MAX_OPTIONS} bytes as JSON")
     tools_size = len(msgspec.json.encode(settings.tools))
     check(tools_size <= MAX_TOOLS, "tools", f"≤ {MAX_TOOLS} bytes as JSON")
+    tokens = settings.max_output_tokens
+    check(tokens is None or tokens >= 1, "max_output_tokens", "null, or 1 or more")
     check(probability(settings.gate_threshold), "gate_threshold", "a number from 0 to 1")
     check(0 <= settings.max_run_ahead_ms <= 3_600_000, "max_run_ahead_ms", "from 0 to 3600000 ms")
     modalities = settings.output_modalities

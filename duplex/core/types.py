@@ -169,7 +169,8 @@ class SessionSettings(_Value, frozen=True, kw_only=True, forbid_unknown_fields=T
     `turn_detection` None means manual turns. `max_run_ahead_ms` bounds how far audio is sent ahead of
     playback; 0 is no bound. `gate_threshold` is the proactive gate's probability. `options` belong to
     the model's adapter, which refuses keys that it does not know. `tool_choice` is auto, none, required or
-    the name of one of the `tools`.
+    the name of one of the `tools`. `max_output_tokens` bounds the text of a response for models that count
+    tokens; None is the model's own bound.
     """
 
     instructions: str = ""
@@ -182,6 +183,7 @@ class SessionSettings(_Value, frozen=True, kw_only=True, forbid_unknown_fields=T
     options: dict[str, Any] = {}
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: str = "auto"
+    max_output_tokens: int | None = None
 
 
 class OpenSession(_Value, frozen=True, kw_only=True):
@@ -272,7 +274,11 @@ class ToolCallDelta(_Value, frozen=True, kw_only=True):
     arguments: str = ""
 
 
-Delta: TypeAlias = TextDelta | AudioDelta | ToolCallDelta
+class LengthReached(_Value, frozen=True, kw_only=True):
+    """The response is not complete: its text has as many tokens as it may have. Yielded last."""
+
+
+Delta: TypeAlias = TextDelta | AudioDelta | ToolCallDelta | LengthReached
 
 
 class EncodedAudio(_Value, frozen=True, kw_only=True):
@@ -289,7 +295,7 @@ class EncodedAudio(_Value, frozen=True, kw_only=True):
     text: str = ""
 
 
-Delivery: TypeAlias = TextDelta | EncodedAudio | ToolCallDelta
+Delivery: TypeAlias = TextDelta | EncodedAudio | ToolCallDelta | LengthReached
 """What the core is given of a response."""
 
 

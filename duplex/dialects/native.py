@@ -271,7 +271,7 @@ class NativeDialect:
                     event_id=event.event_id if playback else UNSET,
                 )
             case ResponseFailed():
-                yield _error(event.code, event.message)
+                yield _error(event.code, event.message, event.event_id)
                 yield wire.ResponseCancelled(
                     response_index=event.index, reason="failed" if playback else UNSET
                 )

@@ -288,6 +288,9 @@ class RealtimeDialect:
         used = Used(self._characters, state.turns.take_heard_ms())
         self._characters = 0
         match event:
+            case ResponseDone(incomplete=True):
+                left = {"type": "incomplete", "reason": "max_output_tokens"}
+                return writer.ended("incomplete", left, used)
             case ResponseDone():
                 return writer.ended("completed", None, used)
             case ResponseFailed():

@@ -35,7 +35,7 @@ from duplex.dialects.windows import base64_field, window_from_message
 MAX_METADATA: Final = 16
 _RESPONSE: Final = (
     *("conversation", "input", "metadata", "output_modalities", "instructions", "tools", "tool_choice"),
-    *("audio", "max_output_tokens", "parallel_tool_calls", "prompt", "reasoning", "temperature"),
+    *("max_output_tokens", "audio", "parallel_tool_calls", "prompt", "reasoning", "temperature"),
 )
 """Keys of a response's overrides; those behind `audio` have no effect."""
 

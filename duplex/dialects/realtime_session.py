@@ -3,8 +3,8 @@
 The object is kept as the client sees it. A `session.update` is a patch: objects are merged by key, everything
 else is replaced, and null switches a thing off (`turn_detection`, `transcription`). What has a meaning here
 becomes changes of `SessionSettings`; `noise_reduction`, `tracing`, `truncation`, `include`, `prompt`,
-`reasoning`, `parallel_tool_calls`, `max_output_tokens` and `temperature` are kept and shown, and have no
-effect. A key that is none of these is refused by name.
+`reasoning`, `parallel_tool_calls` and `temperature` are kept and shown, and have no effect. A key that is
+none of these is refused by name.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from duplex.dialects.fields import Fields
 from duplex.dialects.realtime_turns import shown_turns, turn_changes
 
 MAX_TOOLS: Final = 128
+MAX_OUTPUT_TOKENS: Final = 1_000_000
 MAX_PATCH: Final = 256 * 1024
 """Bytes of a session as JSON: it is kept and sent back."""
 
 _SHOWN: Final = frozenset(
     (
-        *("type", "id", "object", "model", "expires_at", "client_secret", "max_output_tokens", "tracing"),
+        *("type", "id", "object", "model", "expires_at", "client_secret", "tracing"),
         *("truncation", "include", "prompt", "reasoning", "parallel_tool_calls", "temperature"),
     )
 )
-_MEANT: Final = frozenset(["output_modalities", "instructions", "tools", "tool_choice", "audio"])
+_MEANT: Final = frozenset(
+    ["output_modalities", "instructions", "tools", "tool_choice", "max_output_tokens", "audio"]
+)
 _INPUT: Final = ("format", "transcription", "noise_reduction", "turn_detection")
 _OUTPUT: Final = ("format", "voice", "speed")
 
@@ -167,6 +170,8 @@ def common_changes(fields: Fields, audio: Fields, voices: Voices, *, speed: floa
         changes["tools"] = _tools(fields)
     if "tool_choice" in fields:
         changes["tool_choice"] = _tool_choice(fields)
+    if "max_output_tokens" in fields:
+        changes["max_output_tokens"] = _most_tokens(fields)
     if "output" in audio:
         sink = audio.fields("output")
         sink.only(*_OUTPUT)
@@ -214,6 +219,16 @@ def audio_type(fields: Fields, name: str = "format") -> AudioType:
             raise given.refuse("rate", "8000")
         return AudioType("ulaw" if kind == "audio/pcmu" else "alaw", 8000)
     raise given.refuse("type", "audio/pcm, audio/pcmu or audio/pcma")
+
+
+def _most_tokens(fields: Fields) -> int | None:
+    """A bound, or "inf" for the model's own."""
+    if fields.values["max_output_tokens"] == "inf":
+        return None
+    tokens = fields.optional_integer("max_output_tokens")
+    if tokens is None or not 1 <= tokens <= MAX_OUTPUT_TOKENS:
+        raise fields.refuse("max_output_tokens", f'"inf" or from 1 to {MAX_OUTPUT_TOKENS}')
+    return tokens
 
 
 def _output_format(fields: Fields) -> dict[str, Any]:

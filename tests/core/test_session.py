@@ -32,7 +32,9 @@ def test_a_text_turn_from_question_to_done() -> None:
     driver.commit("c1")
     assert driver.last == [fx.CommitInput(event_id="c1")]
     created = driver.committed(True, event_id="c1")
-    assert created == [ev.ResponseCreated(response_id="resp_s_1", index=1, modalities=(TEXT, AUDIO))]
+    assert created == [
+        ev.ResponseCreated(response_id="resp_s_1", index=1, modalities=(TEXT, AUDIO), event_id="c1")
+    ]
     assert driver.session.state is State.RESPONDING
     turn = driver.turn
     assert (turn.trigger, turn.question, turn.index) == (t.Trigger.COMMIT, "Hello.", 1)

@@ -159,18 +159,20 @@ class Client:
 
     async def expect(self, kind: str, index: int | None = None, code: str | None = None) -> Heard:
         """Read on until this comes."""
-        while True:
-            heard = await self.next()
-            right = heard.kind == kind and index in (None, heard.index)
-            if right and (code is None or heard.data["code"] == code):
-                return heard
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                heard = await self.next()
+                right = heard.kind == kind and index in (None, heard.index)
+                if right and (code is None or heard.data["code"] == code):
+                    return heard
 
     async def end_of(self, index: int) -> str:
         """How that response ends."""
-        while True:
-            heard = await self.next()
-            if heard.kind in ENDS and heard.index == index:
-                return heard.kind
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                heard = await self.next()
+                if heard.kind in ENDS and heard.index == index:
+                    return heard.kind
 
     async def until_closed(self) -> tuple[int, str]:
         """Read all that comes; the close code and reason."""

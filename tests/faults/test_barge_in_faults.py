@@ -102,15 +102,16 @@ async def test_fault_02_a_cancel_does_not_wait_for_a_client_that_does_not_read(
 async def test_fault_03_audio_made_before_a_cut_does_not_lead_the_next_answer(
     start_gateway: Any, dialect: Dialect
 ) -> None:
-    made = asyncio.Event()
+    made, asked_again = asyncio.Event(), asyncio.Event()
 
     async def reluctant(session: ScriptedSession, turn: Turn) -> AsyncIterator[Delta]:
-        """Of its first answer it gives what it has made when it is told to stop."""
+        """Of its first answer it gives what it has made, long after it was told to stop."""
         yield TextDelta(text=f"answer {turn.index}")
         if turn.index == 1:
             made.set()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
+            await asked_again.wait()
         yield tone(200, turn.index)
 
     client = await Client.connect(await start_gateway(ScriptedAdapter(respond=reluctant)), dialect)
@@ -119,6 +120,8 @@ async def test_fault_03_audio_made_before_a_cut_does_not_lead_the_next_answer(
     await client.cancel()
     assert await client.end_of(1) == "cancelled"
     await client.create()
+    await client.expect("created", 2)
+    asked_again.set()
     assert await client.end_of(2) == "done"
     await client.settled()
     assert set(client.sound(2)) == {2}

@@ -96,6 +96,22 @@ async def test_fault_14_a_refusal_names_the_request_that_it_refuses(
     await client.expect("audio", 1)
 
 
+@pytest.mark.parametrize("how", ["create", "commit"])
+async def test_fault_14_the_error_of_a_response_that_fails_names_who_asked_for_it(
+    start_gateway: Any, how: str
+) -> None:
+    async def fails(session: ScriptedSession, turn: Any) -> AsyncIterator[Any]:
+        raise RuntimeError
+        yield
+
+    client = await Client.connect(await start_gateway(ScriptedAdapter(respond=fails)), "native")
+    await client.say("hello")
+    await (client.create if how == "create" else client.commit)(event_id="mine")
+    error = await client.expect("error")
+    assert (error.data["code"], error.data["event_id"]) == ("adapter_failed", "mine")
+    assert await client.end_of(1) == "failed"
+
+
 async def test_fault_15_input_that_stalls_in_mid_speech_ends_the_turn(
     start_gateway: Any, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
