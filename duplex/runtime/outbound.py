@@ -253,16 +253,12 @@ class OutboundQueue:
             limits = self._limits
             journal = self.journal = Journal(max_bytes=limits.journal_bytes, max_s=limits.journal_s)
         now = self._clock.now()
-        if not isinstance(event, ResponseAudio):
+        if not isinstance(event, ResponseAudio) or not frames:
             return [journal.add(frame, now) for frame in frames]
         # those before the last open what the sound belongs to
-        return [
-            *(journal.add(frame, now) for frame in frames[:-1]),
-            *(
-                journal.add(frame, now, sound_of=event.index, duration_ms=event.duration_ms)
-                for frame in frames[-1:]
-            ),
-        ]
+        numbered = [journal.add(frame, now) for frame in frames[:-1]]
+        numbered.append(journal.add(frames[-1], now, sound_of=event.index, duration_ms=event.duration_ms))
+        return numbered
 
     def _write_audio(self, event: ResponseAudio) -> None:
         # an encoder that is still filling its frame gives no bytes, but its samples count as sent

@@ -83,7 +83,9 @@ class RandomAdapter(ScriptedAdapter):
 
 async def client(url: str, dice: random.Random, tickets: list[str]) -> None:
     """One client with a random life and a random end, over a bare socket: cheap, and free to misbehave."""
-    query = f"resume={tickets.pop()}" if tickets and dice.random() < 0.2 else ""
+    query = dice.choice(("", "ext=resume"))
+    if tickets and dice.random() < 0.4:
+        query = f"resume={tickets.pop()}&last_seq={dice.choice(('', 1, 1, 2, 5, 99))}"
     uri = parse_uri(f"{url}/v1/duplex?{query}")
     protocol = ClientProtocol(uri)
     where = urlsplit(url)
@@ -103,7 +105,11 @@ async def client(url: str, dice: random.Random, tickets: list[str]) -> None:
             opened = [json.loads(text) for text in texts if b'"session.created"' in text]
             tickets.extend(created["resume_token"] for created in opened)
             if protocol.state.name == "OPEN":
-                protocol.send_text(dice.choice(MESSAGES).encode())
+                message = dice.choice(MESSAGES)
+                if tickets and dice.random() < 0.03:  # over to another session, on this socket
+                    ticket = {"resume_token": tickets.pop(), "last_seq": dice.choice((None, 1, 5))}
+                    message = json.dumps({"type": "session.resume", **ticket})
+                protocol.send_text(message.encode())
             writer.writelines(protocol.data_to_send())
         if dice.random() < 0.3 and protocol.state.name == "OPEN":
             protocol.send_close(1000)
@@ -144,5 +150,5 @@ async def test_random_clients_leave_nothing_behind(start_gateway: Any) -> None:
 
     assert not adapter.open_sessions
     assert adapter.opened == adapter.closed > CLIENTS / 10
-    assert not runtime.stray
+    await until(lambda: not runtime.stray)  # one that has just ended is taken out a turn later
     assert runtime.metrics.resumed > 0
