@@ -85,7 +85,7 @@ async def client(url: str, dice: random.Random, tickets: list[str]) -> None:
     """One client with a random life and a random end, over a bare socket: cheap, and free to misbehave."""
     query = dice.choice(("", "ext=resume"))
     if tickets and dice.random() < 0.4:
-        query = f"resume={tickets.pop()}&last_seq={dice.choice(('', 1, 1, 2, 5, 99))}"
+        query = f"resume={tickets.pop()}&last_seq={dice.choice(('', 1, 1, 1, 2, 99))}"
     uri = parse_uri(f"{url}/v1/duplex?{query}")
     protocol = ClientProtocol(uri)
     where = urlsplit(url)
@@ -129,7 +129,7 @@ async def test_random_clients_leave_nothing_behind(start_gateway: Any) -> None:
     dice = random.Random(2718)
     adapter = RandomAdapter(3141)
     gateway = await start_gateway(
-        adapter, max_sessions=30, resume_grace_s=0.5, close_grace_s=0.2, abort_timeout_s=2.0
+        adapter, max_sessions=30, resume_grace_s=2.0, close_grace_s=0.2, abort_timeout_s=2.0
     )
     runtime = gateway.runtime
     process = psutil.Process()
@@ -152,3 +152,4 @@ async def test_random_clients_leave_nothing_behind(start_gateway: Any) -> None:
     assert adapter.opened == adapter.closed > CLIENTS / 10
     await until(lambda: not runtime.stray)  # one that has just ended is taken out a turn later
     assert runtime.metrics.resumed > 0
+    assert runtime.metrics.replayed > 0
