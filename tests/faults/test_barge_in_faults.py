@@ -20,6 +20,7 @@ from duplex.core.types import (
     SpeechStopped,
     TextDelta,
     Transcript,
+    Trigger,
     Turn,
     TurnEnded,
 )
@@ -64,6 +65,7 @@ async def test_fault_01_nothing_stale_after_the_user_talks_over_an_answer(
     await client.settled()
     assert client.stale() == []
     assert [h.index for h in client.all("cancelled")] == [1, 2, 3]
+    assert [turn.trigger for turn in session.turns] == 3 * [Trigger.CREATE]
     await until(lambda: len(session.appended) == 3 * len(spoken))
     windows = [w.pcm for w in session.appended if isinstance(w, AudioWindow)]
     assert b"".join(windows) == 3 * b"".join(spoken)
