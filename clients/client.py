@@ -25,6 +25,8 @@ from duplex.clients.events import (
     ClientEvent,
     Disconnected,
     PlaybackClear,
+    PlaybackDuck,
+    PlaybackUnduck,
     Reconnected,
     ResponseCancelled,
     ResponseDone,
@@ -317,6 +319,9 @@ class AsyncDuplexClient(Requests):
                 player.finish(event.response_index)
             case ResponseCancelled() | PlaybackClear():
                 player.cancel(event.response_index)
+                _duck(player, False)
+            case PlaybackDuck() | PlaybackUnduck() | Disconnected():
+                _duck(player, isinstance(event, PlaybackDuck))
             case _:
                 pass
 
@@ -412,3 +417,10 @@ class AsyncDuplexClient(Requests):
                     await self.ack(position[1], position[0])
                 elif not player.unplayed_ms():
                     break
+
+
+def _duck(player: Player, on: bool) -> None:
+    """Lower the voice, if that player can."""
+    duck = getattr(player, "duck", None)
+    if duck is not None:
+        duck(on)

@@ -13,7 +13,7 @@ import msgspec
 
 from duplex.adapters.embedded.listen import Listener, ListenEvent
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.types import AudioWindow, TurnDetection
+from duplex.core.types import AudioWindow, SpeechStarted, TurnDetection
 
 MAX_BACKLOG_MS: Final = 300_000.0
 """Audio that may wait to be heard. It is heard about 25 times faster than it was spoken."""
@@ -161,6 +161,10 @@ class Ears:
                 break
             for told in listener.feed(window):
                 events += told
+                if any(isinstance(event, SpeechStarted) for event in told):
+                    # it may interrupt: it does not wait until the rest of this job is heard
+                    self._loop.call_soon_threadsafe(self._tell, events)
+                    events = []
                 time.sleep(
                     0
                 )  # the activity model holds the interpreter's lock: let the loop have it in between
@@ -182,12 +186,16 @@ class Ears:
             self._clear_stall()
             self._on_failure(error)
         else:
-            self._on_events(job.result())
+            self._on_events(job.result())  # those that were told before came before this callback
         for done in settled:
             if not done.done():
                 done.set_result(None)
         self._watch()
         self._next()
+
+    def _tell(self, events: list[ListenEvent]) -> None:
+        if not self._closed:
+            self._on_events(events)
 
     # --- input that stalls --------------------------------------------------------------------------
 

@@ -74,7 +74,8 @@ def log_mel(samples: NDArray[np.float32], filters: NDArray[np.float32]) -> NDArr
     power = np.abs(np.fft.rfft(frames * hann)) ** 2
     logs = np.log10(np.maximum(power @ filters.T, 1e-10)).T
     logs = np.maximum(logs, logs.max() - 8.0)
-    return ((logs + 4.0) / 4.0).astype(np.float32)
+    scaled: NDArray[np.float32] = ((logs + 4.0) / 4.0).astype(np.float32)
+    return scaled
 
 
 def mel_filters() -> NDArray[np.float32]:
@@ -90,4 +91,5 @@ def mel_filters() -> NDArray[np.float32]:
     rising = (bins - edges[:-2, None]) / np.diff(edges)[:-1, None]
     falling = (edges[2:, None] - bins) / np.diff(edges)[1:, None]
     triangles = np.maximum(0, np.minimum(rising, falling))
-    return (triangles * (2 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32)
+    scaled: NDArray[np.float32] = (triangles * (2 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32)
+    return scaled
