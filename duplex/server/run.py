@@ -111,8 +111,8 @@ class Server(uvicorn.Server):
 
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a worker's Python code may keep the loop waiting (seconds). With Python's own 5 ms, an interruption
-that is decided on a worker takes several times as long to reach the model (benchmarks/turns.py)."""
+"""How long a worker's Python code may keep the loop waiting (seconds). With Python's own 5 ms, an
+interruption that is decided on a worker takes longer to reach the model (benchmarks/turns.py)."""
 
 
 def serve(
