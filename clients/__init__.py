@@ -12,6 +12,7 @@ from duplex.clients.errors import (
     ModelNotFound,
     ReconnectBufferFull,
     RequestRefused,
+    ResumeElsewhere,
     ResumeRejected,
     ServerFault,
     ServerFull,
@@ -31,14 +32,19 @@ from duplex.clients.events import (
     DrainNotice,
     ErrorMessage,
     GateScore,
+    InputIdle,
     InputLag,
+    InputOverheard,
     InputTranscript,
     PlaybackClear,
+    PlaybackDuck,
+    PlaybackUnduck,
     Reconnected,
     ResponseCancelled,
     ResponseCreated,
     ResponseDone,
     SessionCreated,
+    SessionResumed,
     SessionUpdated,
     SpeechStarted,
     SpeechStopped,
@@ -46,12 +52,14 @@ from duplex.clients.events import (
     UnknownEvent,
 )
 from duplex.clients.playback import PlaybackBuffer, PlaybackClock, Player
+from duplex.clients.realtime import AsyncRealtimeClient
 from duplex.clients.response import Response
 from duplex.clients.speech import AsyncSpeechClient, SpeechClient, SpeechRefused, SpeechStream
 from duplex.clients.sync import DuplexClient
 
 __all__ = [
     "AsyncDuplexClient",
+    "AsyncRealtimeClient",
     "AsyncSpeechClient",
     "AudioDelta",
     "BadConfig",
@@ -65,7 +73,9 @@ __all__ = [
     "EngineDown",
     "ErrorMessage",
     "GateScore",
+    "InputIdle",
     "InputLag",
+    "InputOverheard",
     "InputTranscript",
     "InvalidSessionId",
     "MessageTooLarge",
@@ -73,6 +83,8 @@ __all__ = [
     "PlaybackBuffer",
     "PlaybackClear",
     "PlaybackClock",
+    "PlaybackDuck",
+    "PlaybackUnduck",
     "Player",
     "ReconnectBufferFull",
     "Reconnected",
@@ -81,6 +93,7 @@ __all__ = [
     "ResponseCancelled",
     "ResponseCreated",
     "ResponseDone",
+    "ResumeElsewhere",
     "ResumeRejected",
     "ServerFault",
     "ServerFull",
@@ -88,6 +101,7 @@ __all__ = [
     "SessionCreated",
     "SessionIdInUse",
     "SessionOver",
+    "SessionResumed",
     "SessionUpdated",
     "SlowReader",
     "SpeechClient",

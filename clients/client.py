@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Final, Literal, Self
 from urllib.parse import quote_plus
@@ -26,19 +25,21 @@ from duplex.clients.events import (
     ClientEvent,
     Disconnected,
     PlaybackClear,
+    PlaybackDuck,
+    PlaybackUnduck,
     Reconnected,
     ResponseCancelled,
     ResponseDone,
     SessionCreated,
+    SessionResumed,
 )
 from duplex.clients.playback import Player
 from duplex.clients.protocol import EXTENSIONS, ClientProtocol, Frame
+from duplex.clients.reconnect import Sent, connect_again, send_kept
 from duplex.clients.requests import Requests
 from duplex.clients.response import Response, ResponseGatherer
 from duplex.core.errors import ErrorCode
 
-BACKOFF_S: Final = (0.05, 2.0)
-"""First and longest wait between two attempts to reconnect."""
 MAX_QUERY_BYTES: Final = 4096
 """Of instructions in the query. Servers and proxies bound an address; longer ones go by `session.update`."""
 MAX_EVENTS: Final = 4096
@@ -58,21 +59,22 @@ class AsyncDuplexClient(Requests):
     the server's size limit. Iteration ends when the session was closed as asked and raises the `SessionOver`
     when it ended any other way.
 
-    When the connection breaks, the client resumes the session by itself: `Disconnected`, later `Reconnected`
-    are told. What ran is told as cancelled (reason `connection_lost`), input is kept up to `max_kept_bytes`
-    and sent when the session is back; beyond that it is refused with `ReconnectBufferFull`. What was written
-    just before the break may or may not have reached the server.
+    When the connection breaks, the client resumes the session by itself: `Disconnected`, then `Reconnected`
+    are told. What was missed follows, and what ran goes on. Input is kept up to `max_kept_bytes` and sent
+    when the session is back, with what had not arrived before the break; beyond that it is refused with
+    `ReconnectBufferFull`. Without the extension `resume` in `ext`, what ran is told as cancelled (reason
+    `connection_lost`), and input that was written just before the break may or may not have arrived.
 
     Args:
         url: `ws://host:port/v1/duplex`; more query parameters may be in it.
         model, session_id: None lets the server choose.
         token: the server's bearer token.
         frames: how media travel.
-        ext: private events to ask for (`signals`, `playback`, `lifecycle`).
+        ext: private events to ask for (`signals`, `playback`, `lifecycle`, `resume`).
         options: session settings by query parameter (`voice`, `codec`, `sample_rate`, …). Long instructions
             are sent in a `session.update` instead, before anything else.
-        resume: reconnect after a break.
-        max_kept_bytes: input that is kept meanwhile.
+        reconnect: take the session up again after a break.
+        max_kept_bytes: input that is kept meanwhile, and of the input before that.
         player: gets the audio as it arrives; what it says was played is acknowledged to the server every
             `ack_interval_ms`.
         open_timeout_s, close_timeout_s: for the handshake, and for a graceful end.
@@ -88,7 +90,7 @@ class AsyncDuplexClient(Requests):
         frames: Literal["binary", "json"] = "binary",
         ext: Iterable[str] = EXTENSIONS,
         options: Mapping[str, str | int | float] | None = None,
-        resume: bool = True,
+        reconnect: bool = True,
         max_kept_bytes: int = 1024 * 1024,
         player: Player | None = None,
         ack_interval_ms: float = 200.0,
@@ -101,11 +103,14 @@ class AsyncDuplexClient(Requests):
         """Settings that are too long for the query."""
         if len(quote_plus(instructions)) > MAX_QUERY_BYTES:
             self._late["instructions"] = options.pop("instructions")
-        query = {"model": model, "session_id": session_id, "frames": frames, "ext": ",".join(ext)}
+        wanted = [
+            name for name in ext if reconnect or name != "resume"
+        ]  # nobody waits for who does not come back
+        query = {"model": model, "session_id": session_id, "frames": frames, "ext": ",".join(wanted)}
         self._url = url
         self._query: dict[str, Any] = {k: v for k, v in (query | options).items() if v is not None}
         self._token = token
-        self._resume = resume
+        self._reconnects = reconnect
         self._player = player
         self._ack_interval_s = ack_interval_ms / 1000
         self._open_timeout_s = open_timeout_s
@@ -119,6 +124,7 @@ class AsyncDuplexClient(Requests):
         """None while the connection is down."""
         self._inbox = Inbox(MAX_EVENTS, self.protocol.stale)
         self._outbox = Outbox(max_kept_bytes)
+        self._sent = Sent(max_kept_bytes)
         self._audio_ready = asyncio.Event()
         self._over: SessionOver | None = None
         self._closing = False
@@ -142,7 +148,7 @@ class AsyncDuplexClient(Requests):
         """
         if self._tasks or self._over:
             raise ClientError("a client is opened once")
-        self._socket, created = await self._connect(self._query)
+        self._socket, created = await self._connect(self._query, self._url)
         self._publish([created])
         self._tasks.append(asyncio.create_task(self._run(self._socket), name="duplex client"))
         if self._player is not None:
@@ -152,7 +158,7 @@ class AsyncDuplexClient(Requests):
             event_id = self.protocol.event_id()
             update = self.protocol.request("session.update", session=self._late, event_id=event_id)
             await self._write(update, urgent=True)
-        return created
+        return self.session
 
     async def close(self) -> None:
         """End gracefully: the running response finishes first, then the server closes. Idempotent.
@@ -197,6 +203,11 @@ class AsyncDuplexClient(Requests):
         """False while the connection is down."""
         return self._socket is not None
 
+    @property
+    def _counting(self) -> bool:
+        """The server numbers messages, and can be asked for what was missed."""
+        return self.protocol.last_seq is not None
+
     # --- requests, beside those of `Requests` --------------------------------------------------------
 
     async def cancel(self, response_index: int | None = None) -> str:
@@ -220,7 +231,7 @@ class AsyncDuplexClient(Requests):
             cursor = round(cursor_ms, 3)
             frame = self.protocol.request("playback.ack", cursor=cursor, response_index=response_index)
             try:
-                await self._socket.send(frame)
+                await self._transmit(self._socket, frame)
             except ConnectionClosed:
                 pass
 
@@ -251,13 +262,14 @@ class AsyncDuplexClient(Requests):
     async def _write(self, frame: Frame, *, urgent: bool = False) -> None:
         if self._socket is not None and not self._outbox:
             try:
-                await self._socket.send(frame)
+                await self._transmit(self._socket, frame)
                 return
             except ConnectionClosed:
-                pass
+                if self._reconnects and self._counting:
+                    return  # the server will say that it has not got it
         if self._over is not None and not urgent:
             raise self._over
-        if not self._resume and not urgent:
+        if not self._reconnects and not urgent:
             raise ConnectionLost("the connection is lost")
         self._outbox.put(frame, urgent=urgent)
 
@@ -307,6 +319,9 @@ class AsyncDuplexClient(Requests):
                 player.finish(event.response_index)
             case ResponseCancelled() | PlaybackClear():
                 player.cancel(event.response_index)
+                _duck(player, False)
+            case PlaybackDuck() | PlaybackUnduck() | Disconnected():
+                _duck(player, isinstance(event, PlaybackDuck))
             case _:
                 pass
 
@@ -318,9 +333,11 @@ class AsyncDuplexClient(Requests):
 
     # --- the connection -----------------------------------------------------------------------------
 
-    async def _connect(self, query: Mapping[str, Any]) -> tuple[ClientConnection, SessionCreated]:
+    async def _connect(
+        self, query: Mapping[str, Any], url: str
+    ) -> tuple[ClientConnection, SessionCreated | SessionResumed]:
         return await open_connection(
-            self._url, query, protocol=self.protocol, token=self._token, timeout_s=self._open_timeout_s
+            url, query, protocol=self.protocol, token=self._token, timeout_s=self._open_timeout_s
         )
 
     async def _run(self, socket: ClientConnection) -> None:
@@ -330,12 +347,15 @@ class AsyncDuplexClient(Requests):
                 await self._read(socket)
                 over = why_closed(socket, self.protocol)
                 self._socket = None
-                self._publish(self.protocol.disconnected())
-                if not isinstance(over, ConnectionLost) or not self._resume or not self.session.resume_token:
+                again = isinstance(over, ConnectionLost) and self._reconnects and self.session.resume_token
+                if not again or not self._counting:
+                    self._publish(self.protocol.disconnected())
+                if not again:
                     raise over
                 self._publish([Disconnected(reason=over.message)])
                 socket = await self._reconnect()
         except SessionOver as over:
+            self._publish(self.protocol.disconnected())
             self._end(over)
         except Exception as error:  # the server does not speak the dialect, or the player failed
             self._end(SessionOver(f"{type(error).__name__}: {error}"))
@@ -353,28 +373,35 @@ class AsyncDuplexClient(Requests):
         """Resume the session and send what was kept. Raises `SessionOver` when it is gone."""
         session = self.session
         query = {**self._query, "resume": session.resume_token, "session_id": session.session_id}
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + session.limits.get("resume_grace_s", 30.0)
-        wait_s, longest_s = BACKOFF_S
-        attempts = 1
-        while True:
-            try:
-                socket, created = await self._connect(query)
-                break
-            except ConnectionLost as error:
-                if loop.time() + wait_s > deadline:
-                    raise ConnectionLost(f"the session could not be resumed: {error}") from None
-            attempts += 1
-            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
-            wait_s = min(2 * wait_s, longest_s)
-        self._publish([created, Reconnected(attempts=attempts, kept=len(self._outbox))])
-        try:
-            for frame in self._outbox.drain():  # new input queues behind it, until all of it is sent
-                await socket.send(frame)
-        except ConnectionClosed:
-            pass  # the reader will notice; the rest is kept
+        if self._counting:
+            query["last_seq"] = self.protocol.last_seq
+        (socket, begun), attempts = await connect_again(
+            lambda url: self._connect(query, url),
+            self._url,
+            within_s=session.limits.get("resume_grace_s", 30.0),
+        )
+        again: list[Frame] = []
+        if isinstance(begun, SessionResumed):
+            again, forgotten = self._sent.after(begun.received)
+            back = Reconnected(
+                attempts=attempts,
+                kept=len(self._outbox) + len(again),
+                replayed=begun.replayed,
+                lost=begun.lost + forgotten,
+            )
+            self._publish([back])
+        else:
+            self._sent.reset()
+            ended = self.protocol.disconnected()
+            self._publish([*ended, begun, Reconnected(attempts=attempts, kept=len(self._outbox))])
+        await send_kept(socket, again, self._outbox, self._sent, keep=self._counting)
         self._socket = socket
         return socket
+
+    async def _transmit(self, socket: ClientConnection, frame: Frame) -> None:
+        """Send, and where the server counts, remember it until it must have arrived."""
+        self._sent.add(frame, keep=self._counting)
+        await socket.send(frame)
 
     async def _acknowledge(self, player: Player) -> None:
         """While there is audio, tell the server how far it was played."""
@@ -390,3 +417,10 @@ class AsyncDuplexClient(Requests):
                     await self.ack(position[1], position[0])
                 elif not player.unplayed_ms():
                     break
+
+
+def _duck(player: Player, on: bool) -> None:
+    """Lower the voice, if that player can."""
+    duck = getattr(player, "duck", None)
+    if duck is not None:
+        duck(on)

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
+from msgspec import UNSET
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
 
 from duplex.clients.errors import ConnectionLost, SessionOver, handshake_refused, session_over
-from duplex.clients.events import SessionCreated
+from duplex.clients.events import SessionCreated, SessionResumed
 from duplex.clients.protocol import ClientProtocol
 
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -25,14 +26,14 @@ async def open_connection(
     protocol: ClientProtocol,
     token: str | None = None,
     timeout_s: float = 10.0,
-) -> tuple[ClientConnection, SessionCreated]:
-    """A connection on which the server has said `session.created`.
+) -> tuple[ClientConnection, SessionCreated | SessionResumed]:
+    """A connection on which the server has said `session.created` or `session.resumed`.
 
     Raises:
         SessionOver: of the class that names why there is none.
     """
     protocol.fatal = None
-    address = _with_query(url, query)
+    address = with_query(url, query)
     try:
         async with asyncio.timeout(timeout_s):
             socket = await connect(
@@ -56,11 +57,13 @@ async def open_connection(
         raise ConnectionLost(f"no connection to {url}: {error or type(error).__name__}") from None
 
 
-async def _session_created(socket: ClientConnection, protocol: ClientProtocol) -> SessionCreated:
+async def _session_created(
+    socket: ClientConnection, protocol: ClientProtocol
+) -> SessionCreated | SessionResumed:
     try:
         async for frame in socket:
             for event in protocol.receive(frame):
-                if isinstance(event, SessionCreated):
+                if isinstance(event, SessionCreated | SessionResumed):
                     return event
     except ConnectionClosed:
         pass
@@ -70,10 +73,18 @@ async def _session_created(socket: ClientConnection, protocol: ClientProtocol) -
 def why_closed(socket: ClientConnection, protocol: ClientProtocol) -> SessionOver:
     """What the end of a connection means, by its close frame and the fatal error before it."""
     code, words = protocol.fault
-    return session_over(socket.close_code, socket.close_reason or "", fault=code, words=words)
+    owner = protocol.fatal.owner if protocol.fatal is not None else UNSET
+    return session_over(
+        socket.close_code,
+        socket.close_reason or "",
+        fault=code,
+        words=words,
+        owner=owner if isinstance(owner, str) else "",
+    )
 
 
-def _with_query(url: str, query: Mapping[str, Any]) -> str:
+def with_query(url: str, query: Mapping[str, Any]) -> str:
+    """The address with more parameters."""
     parts = urlsplit(url)
     more = urlencode(query)
     return urlunsplit(parts._replace(query=f"{parts.query}&{more}" if parts.query else more))

@@ -97,6 +97,12 @@ class ResumeRejected(SessionOver):
     """The session to resume is gone, or the token is not its own."""
 
 
+class ResumeElsewhere(SessionOver):
+    """Another gateway has the session to resume: `owner` is its address, empty when it was not told."""
+
+    owner = ""
+
+
 class TimedOut(SessionOver):
     """Nothing was sent for the server's idle time."""
 
@@ -131,6 +137,7 @@ _CLASSES: Final[dict[ErrorCode, type[SessionOver]]] = {
     ErrorCode.MODEL_NOT_FOUND: ModelNotFound,
     ErrorCode.BAD_CONFIG: BadConfig,
     ErrorCode.RESUME_REJECTED: ResumeRejected,
+    ErrorCode.RESUME_ELSEWHERE: ResumeElsewhere,
     ErrorCode.IDLE_TIMEOUT: TimedOut,
     ErrorCode.CONFIG_TIMEOUT: TimedOut,
     ErrorCode.SLOW_READER: SlowReader,
@@ -154,6 +161,7 @@ _BY_CLOSE_CODE: Final[dict[int, ErrorCode]] = {
     4408: ErrorCode.IDLE_TIMEOUT,
     4409: ErrorCode.TAKEN_OVER,
     4410: ErrorCode.RESUME_REJECTED,
+    4421: ErrorCode.RESUME_ELSEWHERE,
     4429: ErrorCode.SERVER_FULL,
 }
 _BY_STATUS: Final[dict[int, ErrorCode]] = {
@@ -176,16 +184,24 @@ def error_code(name: str) -> ErrorCode | None:
 
 
 def session_over(
-    close_code: int | None, reason: str, *, fault: ErrorCode | None = None, words: str = ""
+    close_code: int | None,
+    reason: str,
+    *,
+    fault: ErrorCode | None = None,
+    words: str = "",
+    owner: str = "",
 ) -> SessionOver:
     """The exception of a closed connection.
 
-    `fault` and `words` are those of a fatal error message that came before it, if one did.
+    `fault`, `words` and `owner` are those of a fatal error message that came before it, if one did.
     """
     code = fault or error_code(reason) or _BY_CLOSE_CODE.get(close_code or 0)
     message = words or reason or f"the connection was closed with {close_code}"
     if code is not None:
-        return _CLASSES.get(code, SessionOver)(message, code=code, close_code=close_code)
+        over = _CLASSES.get(code, SessionOver)(message, code=code, close_code=close_code)
+        if isinstance(over, ResumeElsewhere):
+            over.owner = owner
+        return over
     if close_code == 1000:
         return SessionClosed(reason or "the session was closed", close_code=close_code)
     if close_code in (None, 1001, 1006):

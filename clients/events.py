@@ -16,13 +16,18 @@ from duplex.dialects.native_events import (
     DrainNotice,
     ErrorMessage,
     GateScore,
+    InputIdle,
     InputLag,
+    InputOverheard,
     InputTranscript,
     PlaybackClear,
+    PlaybackDuck,
+    PlaybackUnduck,
     ResponseCancelled,
     ResponseCreated,
     ResponseDone,
     SessionCreated,
+    SessionResumed,
     SessionUpdated,
     SpeechStarted,
     SpeechStopped,
@@ -35,14 +40,19 @@ __all__ = [
     "DrainNotice",
     "ErrorMessage",
     "GateScore",
+    "InputIdle",
     "InputLag",
+    "InputOverheard",
     "InputTranscript",
     "PlaybackClear",
+    "PlaybackDuck",
+    "PlaybackUnduck",
     "Reconnected",
     "ResponseCancelled",
     "ResponseCreated",
     "ResponseDone",
     "SessionCreated",
+    "SessionResumed",
     "SessionUpdated",
     "SpeechStarted",
     "SpeechStopped",
@@ -90,10 +100,13 @@ class Disconnected(_Local, frozen=True, kw_only=True):
 
 
 class Reconnected(_Local, frozen=True, kw_only=True):
-    """The session goes on over another connection. `kept` messages follow that were kept meanwhile."""
+    """The session goes on over another connection. `kept` messages are sent that were kept meanwhile, or had
+    not arrived; `replayed` messages follow that were missed. `lost` are those that nobody has any more."""
 
     attempts: int
     kept: int
+    replayed: int = 0
+    lost: int = 0
 
 
 class UnknownEvent(_Local, frozen=True, kw_only=True):
@@ -105,6 +118,7 @@ class UnknownEvent(_Local, frozen=True, kw_only=True):
 
 ClientEvent: TypeAlias = (
     SessionCreated
+    | SessionResumed
     | SessionUpdated
     | ResponseCreated
     | TextDelta
@@ -112,8 +126,12 @@ ClientEvent: TypeAlias = (
     | ResponseDone
     | ResponseCancelled
     | PlaybackClear
+    | PlaybackDuck
+    | PlaybackUnduck
     | SpeechStarted
     | SpeechStopped
+    | InputOverheard
+    | InputIdle
     | InputTranscript
     | GateScore
     | InputLag

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from duplex.clients.events import AudioDelta
 from duplex.codecs.resample import Resampler
 
+DUCK_DB = -12.0
+"""How much softer a voice is while it is not known whether the user interrupts."""
 _REMEMBERED = 256
 """Cancelled responses that are remembered, to drop what still comes of them."""
 
@@ -123,6 +125,7 @@ class PlaybackBuffer:
         self._sounding = False
         self._last: tuple[int, float] | None = None
         self._cancelled: OrderedDict[int, None] = OrderedDict()
+        self._gain = self._wanted_gain = 1.0
         self._lock = threading.Lock()
 
     # --- from the socket ----------------------------------------------------------------------------
@@ -174,6 +177,11 @@ class PlaybackBuffer:
                 self.dropped_samples += track.length
                 self._tracks.remove(track)
 
+    def duck(self, on: bool) -> None:
+        """Play softer by `DUCK_DB`, or as loud as before, from the next `pull` on; it is faded over."""
+        with self._lock:
+            self._wanted_gain = 10 ** (DUCK_DB / 20) if on else 1.0
+
     # --- to the sound card --------------------------------------------------------------------------
 
     def pull(self, n: int) -> NDArray[np.int16]:
@@ -189,7 +197,13 @@ class PlaybackBuffer:
                     break
                 out[at : at + len(played)] = played
                 at += len(played)
-        return out
+            before, self._gain = self._gain, self._wanted_gain
+        if before == 1.0 == self._gain or not n:
+            return out
+        gain = np.full(n, self._gain, np.float32)
+        ramp = min(n, self._fade)
+        gain[:ramp] = np.linspace(before, self._gain, ramp, dtype=np.float32)
+        return (out * gain).astype(np.int16)
 
     def _play(self, track: _Track, n: int) -> NDArray[np.int16] | None:
         """Up to `n` samples of the track; None when it has to wait for more."""

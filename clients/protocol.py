@@ -32,6 +32,12 @@ _REMEMBERED: Final = 256
 """Responses back from the newest whose cancelling is remembered."""
 _SAMPLE_BYTES: Final = {"pcm_s16le": 2, "pcm_f32le": 4, "g711_ulaw": 1, "g711_alaw": 1}
 
+
+class _Numbered(msgspec.Struct):
+    seq: int | None = None
+
+
+_numbered = msgspec.json.Decoder(_Numbered)
 _decoder: msgspec.json.Decoder[wire.ServerMessage] = msgspec.json.Decoder(wire.ServerMessage)
 
 
@@ -62,6 +68,8 @@ class ClientProtocol:
         """The session's settings as far as the server tells them (extension `lifecycle`)."""
         self.last_index = 0
         """Index of the newest response."""
+        self.last_seq: int | None = None
+        """Number of the newest message that came; None unless the server numbers them."""
         self.dropped_deltas = 0
         """Deltas of ended or cancelled responses that were dropped."""
         self.fatal: wire.ErrorMessage | None = None
@@ -183,11 +191,15 @@ class ClientProtocol:
             ClientError: the frame is none of the native dialect.
         """
         if isinstance(frame, bytes):
+            if self.last_seq is not None:
+                self.last_seq += 1
             return self._receive_audio(frame)
         try:
             message = _decoder.decode(frame)
         except msgspec.MsgspecError:
+            self.last_seq = _seq_of(frame)
             return [_unknown(frame)]
+        self.last_seq = message.seq - 1 if isinstance(message, wire.SessionResumed) else _seq_of(frame)
         match message:
             case wire.ResponseDelta():
                 return self._receive_delta(message)
@@ -293,6 +305,16 @@ class ClientProtocol:
     def fault(self) -> tuple[ErrorCode | None, str]:
         """Code and words of the fatal error that the server announced."""
         return (error_code(self.fatal.code), self.fatal.message) if self.fatal else (None, "")
+
+
+def _seq_of(frame: str) -> int | None:
+    """The number of a message, where it has one."""
+    if '"seq":' not in frame[-32:]:  # always the last key
+        return None
+    try:
+        return _numbered.decode(frame).seq
+    except msgspec.MsgspecError:
+        return None
 
 
 def _b64(data: bytes) -> str:

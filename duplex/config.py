@@ -38,6 +38,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ping_interval_s: float = 20.0
     ping_timeout_s: float = 20.0
     resume_grace_s: float = 30.0
+    resume_hold_s: float = 5.0
+    """How long what is being said waits for a client that vanished; longer is stale."""
+    redis_url: str | None = None
+    """Where gateways tell each other which of them has a session (`redis://…`); None: they do not."""
+    advertised_url: str | None = None
+    """How clients reach this gateway (`wss://gw1.example`): told to those that ask another for it."""
+    journal_s: float = 30.0
+    journal_bytes: int = 2 * 1024 * 1024
+    """Bounds of what is kept of a session's messages for a client that comes back: 30 s of 24 kHz PCM in
+    base64 are 1.9 MB."""
     close_grace_s: float = 10.0
     drain_grace_s: float = 10.0
     response_stall_s: float = 60.0
@@ -116,8 +126,9 @@ _POSITIVE = (
     "abort_timeout_s",
     "slow_reader_timeout_s",
     "max_queue_audio_s",
+    "journal_s",
 )
-_NOT_NEGATIVE = ("resume_grace_s", "close_grace_s", "drain_grace_s")
+_NOT_NEGATIVE = ("resume_grace_s", "resume_hold_s", "journal_bytes", "close_grace_s", "drain_grace_s")
 _MIN_BYTES = 1024
 
 
@@ -158,6 +169,13 @@ def validate(config: ServerConfig) -> ServerConfig:
 
     check(0 <= config.port <= 65535, "port", "from 0 to 65535")
     check(config.auth_token != "", "auth_token", "not empty (leave it out for no token)")
+    check(
+        config.advertised_url is None or config.advertised_url.startswith(("ws://", "wss://")),
+        "advertised_url",
+        "an address with ws:// or wss://",
+    )
+    told = config.redis_url is None or config.advertised_url is not None
+    check(told, "advertised_url", "set with redis_url")
     for key in _AT_LEAST_ONE:
         check(getattr(config, key) >= 1, key, "at least 1")
     for key in _POSITIVE:

@@ -244,7 +244,7 @@ def test_messages_of_the_speech_socket_are_documented() -> None:
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        ("embedded-voice", "duplex.adapters.embedded.voice:VoiceOptions"),
+        ("embedded-voice", "duplex.adapters.embedded.voice_options:VoiceOptions"),
         ("embedded-commentary", "duplex.adapters.embedded.commentary:CommentaryOptions"),
     ],
 )

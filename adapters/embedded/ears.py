@@ -13,7 +13,7 @@ import msgspec
 
 from duplex.adapters.embedded.listen import Listener, ListenEvent
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.types import AudioWindow, TurnDetection
+from duplex.core.types import AudioWindow, SpeechStarted, TurnDetection
 
 MAX_BACKLOG_MS: Final = 300_000.0
 """Audio that may wait to be heard. It is heard about 25 times faster than it was spoken."""
@@ -49,6 +49,7 @@ class Ears:
         self._needed_ms = listener.needed_ms
         self._job: asyncio.Future[list[ListenEvent]] | None = None
         self._configure: list[TurnDetection | None] = []
+        self._judged: tuple[float, float] | None = None
         self._settling: list[asyncio.Future[None]] = []
         self._settling_now: list[asyncio.Future[None]] = []
         self._stall: asyncio.TimerHandle | None = None
@@ -76,6 +77,10 @@ class Ears:
         """Change turn detection, for audio that is not heard yet."""
         self._configure.append(settings)
         self._next()
+
+    def judge(self, end_ms: float, complete: float) -> None:
+        """How likely the turn is complete at the pause since `end_ms`: known from the next frame on."""
+        self._judged = (end_ms, complete)
 
     def forget(self) -> None:
         """Drop what waits to be heard, and the turn that is open."""
@@ -111,11 +116,12 @@ class Ears:
             windows = self._take()
             settings, self._configure = self._configure, []
             forget, self._forget = self._forget, False
+            judged, self._judged = self._judged, None
             finish = bool(self._settling) and not self._waiting
             if finish:
                 self._settling_now, self._settling = self._settling, []
             self._job = self._loop.run_in_executor(
-                self._worker, self._work, settings, windows, finish, forget
+                self._worker, self._work, settings, judged, windows, finish, forget
             )
             self._job.add_done_callback(self._heard)
 
@@ -138,6 +144,7 @@ class Ears:
     def _work(
         self,
         settings: list[TurnDetection | None],
+        judged: tuple[float, float] | None,
         windows: list[AudioWindow],
         finish: bool,
         forget: bool,
@@ -146,12 +153,18 @@ class Ears:
         listener = self._listener
         for turns in settings:
             listener.configure(turns)
+        if judged is not None:
+            listener.judge(*judged)
         events: list[ListenEvent] = listener.forget() if forget else []
         for window in windows:
             if self._closed:
                 break
             for told in listener.feed(window):
                 events += told
+                if any(isinstance(event, SpeechStarted) for event in told):
+                    # it may interrupt: it does not wait until the rest of this job is heard
+                    self._loop.call_soon_threadsafe(self._tell, events)
+                    events = []
                 time.sleep(
                     0
                 )  # the activity model holds the interpreter's lock: let the loop have it in between
@@ -173,12 +186,16 @@ class Ears:
             self._clear_stall()
             self._on_failure(error)
         else:
-            self._on_events(job.result())
+            self._on_events(job.result())  # those that were told before came before this callback
         for done in settled:
             if not done.done():
                 done.set_result(None)
         self._watch()
         self._next()
+
+    def _tell(self, events: list[ListenEvent]) -> None:
+        if not self._closed:
+            self._on_events(events)
 
     # --- input that stalls --------------------------------------------------------------------------
 

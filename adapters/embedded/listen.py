@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from duplex.adapters.embedded.asr import TurnAudio
 from duplex.adapters.embedded.vad import FRAME_MS, ActivityModels, Frame, Framer, VoiceActivity, level_dbfs
 from duplex.core.turns import HYSTERESIS, SpeechPaused, TurnDetector, TurnEvent
-from duplex.core.types import AudioWindow, SpeechStarted, SpeechStopped, TurnDetection
+from duplex.core.types import AudioWindow, SpeechContinued, SpeechStarted, SpeechStopped, TurnDetection
 
 PARTIAL_MS: Final = 400.0
 """A turn that goes on is written down again after this much more audio."""
@@ -50,7 +50,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     end_ms: float
 
 
-ListenEvent: TypeAlias = SpeechStarted | SpeechStopped | Draft
+ListenEvent: TypeAlias = SpeechStarted | SpeechContinued | SpeechStopped | Draft
 
 
 class Listener:
@@ -89,6 +89,10 @@ class Listener:
         self._detector.max_turn_ms = MANUAL_TURN_MS if self._manual else self._max_turn_ms
         kept = int((turns.prefix_padding_ms + turns.min_speech_ms) / FRAME_MS) + 8
         self._recent = deque(self._recent, maxlen=kept)
+
+    def judge(self, end_ms: float, complete: float) -> None:
+        """The turn, as the `AHEAD` draft of that `end_ms` has it, is complete with that probability."""
+        self._detector.judge(end_ms, complete)
 
     @property
     def needed_ms(self) -> float:
@@ -154,6 +158,9 @@ class Listener:
             match event:
                 case SpeechStarted():
                     self._begin(event.at_ms)
+                    if not self._manual:
+                        events.append(event)
+                case SpeechContinued():
                     if not self._manual:
                         events.append(event)
                 case SpeechPaused():

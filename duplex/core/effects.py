@@ -22,7 +22,9 @@ class TimerName(StrEnum):
     RESPONSE_WATCHDOG = "response_watchdog"
     CLOSE_GRACE = "close_grace"
     RESUME_GRACE = "resume_grace"
+    RESPONSE_HOLD = "response_hold"
     INPUT_STALL = "input_stall"
+    USER_IDLE = "user_idle"
 
 
 class Send(_Effect, frozen=True, kw_only=True):

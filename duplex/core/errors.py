@@ -66,6 +66,7 @@ class ErrorCode(StrEnum):
     ENGINE_DOWN = "engine_down"
     BAD_CONFIG = "bad_config"
     RESUME_REJECTED = "resume_rejected"
+    RESUME_ELSEWHERE = "resume_elsewhere"
     # voices
     VOICE_NOT_FOUND = "voice_not_found"
     VOICE_EXISTS = "voice_exists"
@@ -109,6 +110,8 @@ _TRAITS: dict[ErrorCode, ErrorTraits] = {
     ErrorCode.ENGINE_DOWN: ErrorTraits(True, 1013, 503),
     ErrorCode.BAD_CONFIG: ErrorTraits(True, 4400, 400),
     ErrorCode.RESUME_REJECTED: ErrorTraits(True, 4410, 409),
+    # 421: another server is to be asked
+    ErrorCode.RESUME_ELSEWHERE: ErrorTraits(True, 4421, 421),
     ErrorCode.VOICE_NOT_FOUND: ErrorTraits(False, 1008, 404),
     ErrorCode.VOICE_EXISTS: ErrorTraits(False, 1008, 409),
     ErrorCode.VOICE_LIMIT: ErrorTraits(False, 1008, 409),
@@ -126,7 +129,8 @@ class DuplexError(Exception):
     """A named fault.
 
     `message` is for the person who reads it and never carries secrets; `event_id` ties the fault to the
-    client message that caused it; `param` names the field at fault.
+    client message that caused it; `param` names the field at fault; `owner` is the address of the gateway
+    that has what was asked for.
     """
 
     def __init__(
@@ -136,12 +140,14 @@ class DuplexError(Exception):
         *,
         event_id: str | None = None,
         param: str | None = None,
+        owner: str | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.event_id = event_id
         self.param = param
+        self.owner = owner
 
     @property
     def fatal(self) -> bool:

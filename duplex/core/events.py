@@ -48,6 +48,17 @@ class SessionCreated(_Event, frozen=True, kw_only=True):
     """What a response gives when nobody names modalities."""
 
 
+class SessionResumed(_Event, frozen=True, kw_only=True):
+    """The session goes on over another connection. `seq`: number of the message that follows; `replayed`
+    messages are sent again, `lost` are not kept any more; `received` messages of the client have arrived."""
+
+    session_id: str
+    seq: int
+    replayed: int
+    lost: int
+    received: int
+
+
 class SessionUpdated(_Event, frozen=True, kw_only=True):
     settings: SessionSettings
     event_id: str | None = None
@@ -92,10 +103,13 @@ class ResponseToolCall(_Event, frozen=True, kw_only=True):
 
 
 class ResponseDone(_Event, frozen=True, kw_only=True):
+    """Ended by itself. `incomplete`: its text had no tokens left for what there was to say."""
+
     response_id: str
     index: int
     text: str = ""
     audio_ms: float = 0.0
+    incomplete: bool = False
     event_id: str | None = None
 
 
@@ -114,10 +128,13 @@ class ResponseCancelled(_Event, frozen=True, kw_only=True):
 
 
 class ResponseFailed(_Event, frozen=True, kw_only=True):
+    """The model could not go on. `event_id`: the client's message that asked for the response."""
+
     response_id: str
     index: int
     code: ErrorCode
     message: str
+    event_id: str | None = None
 
 
 class PlaybackCleared(_Event, frozen=True, kw_only=True):
@@ -135,6 +152,37 @@ class UserSpeechStarted(_Event, frozen=True, kw_only=True):
 
 class UserSpeechStopped(_Event, frozen=True, kw_only=True):
     at_ms: float
+
+
+class UserOverheard(_Event, frozen=True, kw_only=True):
+    """The user's speech since `at_ms` was no interruption, by the settings: the voice goes on, and `text`, if
+    it was written down, is in no turn."""
+
+    at_ms: float
+    text: str = ""
+
+
+class UserIdle(_Event, frozen=True, kw_only=True):
+    """The user has said nothing for `idle_timeout_ms`: from `start_ms` to `end_ms` of the input audio. The
+    model speaks next."""
+
+    start_ms: float
+    end_ms: float
+
+
+class PlaybackDucked(_Event, frozen=True, kw_only=True):
+    """The user may be interrupting: lower the voice until it is cut (`ResponseCancelled`, `PlaybackCleared`)
+    or `PlaybackUnducked`. The response is the one that sounds."""
+
+    response_id: str
+    index: int
+
+
+class PlaybackUnducked(_Event, frozen=True, kw_only=True):
+    """It was no interruption: the voice goes on as before."""
+
+    response_id: str
+    index: int
 
 
 class UserTranscript(_Event, frozen=True, kw_only=True):
@@ -178,6 +226,8 @@ class ErrorEvent(_Event, frozen=True, kw_only=True):
     param: str | None = None
     fatal: bool = False
     details: dict[str, Any] = {}
+    owner: str | None = None
+    """Address of the gateway that has what was asked for."""
 
 
 class SessionEnded(_Event, frozen=True, kw_only=True):
@@ -189,6 +239,7 @@ class SessionEnded(_Event, frozen=True, kw_only=True):
 
 Event: TypeAlias = (
     SessionCreated
+    | SessionResumed
     | SessionUpdated
     | ResponseCreated
     | ResponseText
@@ -200,6 +251,10 @@ Event: TypeAlias = (
     | PlaybackCleared
     | UserSpeechStarted
     | UserSpeechStopped
+    | UserOverheard
+    | UserIdle
+    | PlaybackDucked
+    | PlaybackUnducked
     | UserTranscript
     | Acknowledged
     | GateDecided

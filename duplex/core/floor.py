@@ -12,20 +12,20 @@ from typing import Literal
 from duplex.core.commands import AddItem, CancelResponse, ClearInput, Commit, CreateResponse
 from duplex.core.effects import AppendInput, CommitInput, Effect, ForgetInput, Send, SetTimer, TimerName
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.events import Acknowledged, CancelReason, UserSpeechStarted, UserSpeechStopped
+from duplex.core.events import Acknowledged, UserIdle, UserSpeechStopped
 from duplex.core.facts import ModelFacts, SessionLimits
 from duplex.core.inputs import PendingCommit, TurnInput
 from duplex.core.outbox import error_event
 from duplex.core.proactive import Wishes
 from duplex.core.responses import Request, Responses
 from duplex.core.settings import SettingsUpdates, apply_changes
+from duplex.core.speech import SpeechSignal, Then, UserSpeech
 from duplex.core.types import (
     AudioWindow,
     Modality,
     SessionSettings,
-    SpeechStarted,
-    SpeechStopped,
     Trigger,
+    TurnDetection,
     WantsToSpeak,
     Window,
 )
@@ -62,20 +62,27 @@ class Floor:
         self._while_active = while_active
         self._wishes = Wishes()
         self._held: Request | None = None
-        self._speaking = False
-        self._turn_open = False
+        self.user = UserSpeech(self.responses, input_stall_s=limits.input_stall_s)
         self._asked: list[str] = []
         """Texts of the user that were added as items and are not answered yet."""
         self._video_committed = False
         """The turn was closed by the video behind its question: a commit after it says nothing new."""
-        self._heard_at = 0.0
-        """When the open turn last gave a sign: audio while the user speaks, else the end of the speech."""
         self._input_ms = 0.0
+        self._quiet_since: float | None = None
+        """When the model had given all of its last response (seconds), if nothing has come of it yet."""
+        self._idle_timer: float | None = None
+        """When the timer of the user's silence fires, if it is set."""
 
     @property
     def listening(self) -> bool:
         """The user has given something that is not answered yet."""
-        return self.input.open or self._turn_open or self.input.deciding or self._held is not None
+        return self.input.open or self._asked_for
+
+    @property
+    def _asked_for(self) -> bool:
+        """The user has said or written something that is not answered yet, or is about to."""
+        waits = self.input.deciding or self.input.has_question or self._held is not None
+        return self.user.turn_open or waits
 
     @property
     def pending(self) -> bool:
@@ -100,8 +107,8 @@ class Floor:
             return []
         if isinstance(taken, AudioWindow):
             self._input_ms += taken.duration_ms
-            if self._speaking:
-                self._heard_at = now
+            if self.user.speaking:
+                self.user.heard_at = now
         effects: list[Effect] = [AppendInput(window=taken)]
         if self.input.has_question and modality in (Modality.VIDEO, Modality.CODEC_WINDOW):
             effects += self._respond(Request(Trigger.QUESTION), now)
@@ -109,7 +116,7 @@ class Floor:
 
     def commit(self, command: Commit, now: float) -> list[Effect]:
         """The user's turn is over by the client's word: the adapter is asked what it makes of it."""
-        effects: list[Effect] = []
+        effects = self.user.claim(now)
         event_id = command.event_id
         if self.input.drop_half_sample():
             words = "the turn's audio ended in half a sample (odd byte count); its last byte was dropped"
@@ -140,9 +147,9 @@ class Floor:
             return []
         if has_input or commit.question:
             trigger = Trigger.SPEECH if commit.silent else Trigger.COMMIT
-            return self._start(Request(trigger, question=commit.question), now)
+            return self._start(Request(trigger, question=commit.question, asked_by=commit.event_id), now)
         if commit.silent:
-            return []
+            return self._follow([], self.user.nothing_said(self._turns), now)
         words = "nothing to respond to in what was appended"
         empty = DuplexError(ErrorCode.COMMIT_EMPTY, words, event_id=commit.event_id)
         return [Send(event=error_event(empty))]
@@ -163,11 +170,10 @@ class Floor:
         empty = DuplexError(ErrorCode.COMMIT_EMPTY, "nothing was said", event_id=commit.event_id)
         return [Send(event=error_event(empty))]
 
-    def clear_input(self, command: ClearInput) -> list[Effect]:
+    def clear_input(self, command: ClearInput, now: float) -> list[Effect]:
         """Forget what the user gave since the last turn, speech that goes on included."""
         self.input.clear()
-        self.user_left()
-        return [ForgetInput(), Send(event=Acknowledged(command=command))]
+        return [ForgetInput(), *self.user.forget(now), Send(event=Acknowledged(command=command))]
 
     def add(self, command: AddItem) -> list[Effect]:
         """An item of the conversation; the user's text waits to be answered."""
@@ -216,65 +222,93 @@ class Floor:
 
     # --- speech -------------------------------------------------------------------------------------
 
-    def speech_started(self, signal: SpeechStarted, now: float) -> list[Effect]:
-        """The user speaks, and cuts what runs or sounds if the settings say so."""
-        known = self._speaking
-        self._speaking = self._turn_open = True
-        self._heard_at = now
-        turns = self.updates.settings.turn_detection
-        stopped: list[Effect] = []
-        if turns is not None and turns.interrupt_response:
-            stopped = self.responses.interrupt(CancelReason.SPEECH, now)
-        started: list[Effect] = [] if known else [Send(event=UserSpeechStarted(at_ms=signal.at_ms))]
-        # the engine stops first, then the client learns of the speech and of what it cut, in this order
-        return [
-            *(e for e in stopped if not isinstance(e, Send)),
-            *started,
-            *(e for e in stopped if isinstance(e, Send)),
-            SetTimer(name=TimerName.INPUT_STALL, at=now + self._limits.input_stall_s),
-        ]
-
-    def speech_stopped(self, signal: SpeechStopped, now: float) -> list[Effect]:
-        """The turn stays open until the model has said what it makes of it, or for the time of a stall."""
-        if not self._speaking:
-            return []
-        self._speaking = False
-        self._turn_open = self._answers_speech
-        self._heard_at = now
-        return [
-            Send(event=UserSpeechStopped(at_ms=signal.at_ms)),
-            SetTimer(name=TimerName.INPUT_STALL, at=now + self._limits.input_stall_s),
-        ]
-
-    def turn_ended(self, now: float) -> list[Effect]:
-        """The user's turn is over by the model's word."""
-        self.user_left()
-        return self._respond(Request(Trigger.SPEECH), now) if self._answers_speech else []
-
-    def user_left(self) -> None:
-        """No more speech is to be expected."""
-        self._speaking = self._turn_open = False
-
-    @property
-    def stall_at(self) -> float | None:
-        """When the open turn is given up (seconds)."""
-        return self._heard_at + self._limits.input_stall_s if self._turn_open else None
+    def speech(self, signal: SpeechSignal, now: float) -> list[Effect]:
+        """The model noticed something of the user's speech."""
+        return self._follow(*self.user.heard(signal, self._turns, now), now)
 
     def stalled(self, now: float) -> list[Effect]:
         """Input stopped in mid-speech, or the model makes nothing of the speech: the turn is over."""
-        effects: list[Effect] = []
-        if self._speaking:
-            effects.append(Send(event=UserSpeechStopped(at_ms=self._input_ms)))
-            if self._answers_speech and not self.input.deciding:
-                self.input.commit(silent=True)
-                effects.append(CommitInput())
-        self.user_left()
+        effects, then = self.user.stalled(self._turns, now)
+        if then is not Then.ANSWER:
+            return self._follow(effects, then, now)
+        self.user.left()
+        effects.append(Send(event=UserSpeechStopped(at_ms=self._input_ms)))
+        if self._answers_speech and not self.input.deciding:
+            self.input.commit(silent=True)
+            effects.append(CommitInput())
         return effects
+
+    def _follow(self, effects: list[Effect], then: Then, now: float) -> list[Effect]:
+        match then:
+            case Then.ANSWER:
+                return effects + self._respond(Request(Trigger.SPEECH), now)
+            case Then.RESUME:
+                return effects + self._resume(now)
+        return effects
+
+    def _resume(self, now: float) -> list[Effect]:
+        """The voice goes on where it stopped."""
+        unsaid = self.responses.unsaid()
+        if unsaid is None or self.responses.active is not None or self._asked_for:
+            return []
+        turn = unsaid.turn
+        request = Request(
+            Trigger.RESUMED, speak_text=unsaid.text, modalities=turn.modalities, settings=turn.settings
+        )
+        return self._start(request, now)
+
+    @property
+    def _turns(self) -> TurnDetection | None:
+        return self.updates.settings.turn_detection
 
     @property
     def _answers_speech(self) -> bool:
-        turns = self.updates.settings.turn_detection
+        turns = self._turns
         return turns is not None and turns.create_response
+
+    # --- silence ------------------------------------------------------------------------------------
+
+    def watch_idle(self, now: float) -> list[Effect]:
+        """Set the timer of the user's silence, if it is to be watched and is not yet."""
+        at = self.idle_at
+        if at is None or (self._idle_timer is not None and self._idle_timer <= at):
+            return []
+        self._idle_timer = at
+        return [SetTimer(name=TimerName.USER_IDLE, at=at)]
+
+    @property
+    def idle_at(self) -> float | None:
+        """When the user's silence has lasted long enough (seconds): it is counted from the end of the model's
+        voice. None while something else goes on, and before the model has spoken."""
+        turns = self._turns
+        if turns is None or turns.idle_timeout_ms is None or self._quiet_since is None:
+            return None
+        if self._asked_for or self.pending or self.away or self.closing:
+            return None
+        since = max(self._quiet_since, self.responses.playout.dry_at, self.user.heard_at)
+        return since + turns.idle_timeout_ms / 1000
+
+    def idle_timer_fired(self) -> None:
+        self._idle_timer = None
+
+    def user_idle(self, now: float) -> list[Effect]:
+        """The user has said nothing for so long: the model speaks, if it may speak unasked."""
+        turns = self._turns
+        self._quiet_since = None
+        if turns is None or turns.idle_timeout_ms is None:
+            return []
+        start_ms = max(0.0, self._input_ms - turns.idle_timeout_ms)
+        told: list[Effect] = [Send(event=UserIdle(start_ms=start_ms, end_ms=self._input_ms))]
+        return [*told, *self._respond(Request(Trigger.IDLE), now)] if turns.create_response else told
+
+    def voice_ended(self, now: float) -> None:
+        """A response was written to its end."""
+        self._quiet_since = now
+
+    def left(self) -> None:
+        """The client is not there, or the session takes no more input."""
+        self.user.left()
+        self._quiet_since = None
 
     # --- responses ----------------------------------------------------------------------------------
 
@@ -285,9 +319,9 @@ class Floor:
     def next(self, now: float) -> list[Effect]:
         """What can start now: the response that is held, else the one that the model wants."""
         effects: list[Effect] = []
-        if self._held is not None and not self._must_wait():
+        if self._held is not None and not self._must_wait() and not self._yields(self._held):
             effects = self._start(self._held, now)
-        user_first = self._turn_open or self.input.deciding or self._held is not None
+        user_first = self.user.turn_open or self.input.deciding or self._held is not None
         if self._wishes.waiting and not user_first and not self.responses.active and not self._must_wait():
             effects = self._start(Request(Trigger.PROACTIVE, event_id=self._wishes.answer()), now)
         return effects
@@ -300,6 +334,7 @@ class Floor:
     def _respond(self, request: Request, now: float) -> list[Effect]:
         """Answer the user's turn as it is now, with the commits that the adapter has not decided yet."""
         self._video_committed = request.trigger is Trigger.QUESTION
+        self.user.meant()
         return self._start(request._replace(question=self.input.take_turn()), now)
 
     def _start(self, request: Request, now: float) -> list[Effect]:
@@ -310,9 +345,10 @@ class Floor:
                 self.responses.conversation.user_said(held.question)
             else:
                 request = request._replace(question=held.question)
-        if self._must_wait():
+        if self._must_wait() or self._yields(request):
             self._held = request
             return []
+        self._quiet_since = None
         settings = request.settings or self.updates.settings
         default = self._model.default_output(speak=request.speak_text is not None)
         wanted = request.modalities or settings.output_modalities or default
@@ -320,6 +356,12 @@ class Floor:
         self.progress_at = now
         watchdog = SetTimer(name=TimerName.RESPONSE_WATCHDOG, at=now + self._limits.response_stall_s)
         return [*begun, watchdog]
+
+    def _yields(self, request: Request) -> bool:
+        """What is said over a voice that speech may not cut is answered when that has ended."""
+        turns = self._turns
+        uncut = turns is not None and not turns.interrupt_response
+        return uncut and request.trigger is Trigger.SPEECH and self.responses.active is not None
 
     def _must_wait(self) -> bool:
         behind_another = self.closing and self.responses.active is not None

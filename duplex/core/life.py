@@ -6,6 +6,7 @@ session that is closing. So nothing that waits depends on who wakes it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from duplex.core.effects import (
@@ -19,7 +20,7 @@ from duplex.core.effects import (
     TimerName,
 )
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.events import CancelReason, DrainNotice, SessionCreated, SessionEnded
+from duplex.core.events import CancelReason, DrainNotice, Event, SessionCreated, SessionEnded
 from duplex.core.facts import ModelFacts, SessionLimits, State
 from duplex.core.floor import Floor
 from duplex.core.history import Conversation, RollingWindows
@@ -63,6 +64,8 @@ class SessionLife:
         self._last_activity = 0.0
         self._close_at = 0.0
         self._left_at = 0.0
+        self._hold_until: float | None = None
+        """What was being said waits this long for the client that left (seconds)."""
 
     # --- what can be asked --------------------------------------------------------------------------
 
@@ -129,17 +132,26 @@ class SessionLife:
         created = self._created_event(resume_token, expires_at, resumed=False)
         return [Send(event=created), SetTimer(name=TimerName.IDLE, at=now + self.limits.idle_timeout_s)]
 
-    def detach(self, now: float) -> list[Effect]:
-        """The client vanished. Its response ends; the session waits for it until the grace is over."""
+    def detach(self, now: float, *, hold_s: float | None = None) -> list[Effect]:
+        """The client vanished; the session waits for it until the grace is over.
+
+        Its response ends, and it is told on return what it must know. With `hold_s` the client can be given
+        what it missed: the runtime keeps its events, and what was being said waits that long for it.
+        """
         if self._closed or not self.attached:
             return []
         self.attached = False
         self._left_at = now
-        self._outbox.leave()
         self._floor.away = True
-        self._floor.user_left()
-        self._floor.input.drop_half_sample()
-        effects = self._responses.interrupt(CancelReason.CLIENT_GONE, now)
+        self._floor.left()
+        effects: list[Effect] = []
+        if hold_s is None or self._closing or self.limits.resume_grace_s <= 0:
+            self._outbox.leave()
+            self._floor.input.drop_half_sample()
+            effects += self._responses.interrupt(CancelReason.CLIENT_GONE, now)
+        else:
+            self._hold_until = now + hold_s
+            effects.append(SetTimer(name=TimerName.RESPONSE_HOLD, at=self._hold_until))
         if self._closing or self.limits.resume_grace_s <= 0:
             return self._end(effects, 1006, "client gone", now)
         effects.append(SetTimer(name=TimerName.RESUME_GRACE, at=now + self.limits.resume_grace_s))
@@ -147,15 +159,24 @@ class SessionLife:
         return self._settle(effects, now)
 
     def attach(
-        self, now: float, *, resume_token: str | None = None, expires_at: float | None = None
+        self,
+        now: float,
+        *,
+        resume_token: str | None = None,
+        expires_at: float | None = None,
+        unsent: Iterable[Event] = (),
     ) -> list[Effect]:
         """The client is back on another socket; one that was still attached is left for it.
 
-        It is told how its responses ended, and a turn that it committed before it left is answered now.
+        It is told how its responses ended, of those that are `unsent` too, and a turn that it committed
+        before it left is answered now.
         """
         left = self.detach(now)
         if self._closed:
             return left
+        self._outbox.leave(unsent)
+        self._floor.input.drop_half_sample()
+        left = [*left, *self.let_go(now)]
         self.attached = True
         self._last_activity = now
         self._errors_in_a_row = 0
@@ -168,6 +189,37 @@ class SessionLife:
             *self._outbox.come_back(),
         ]
         return self._settle(effects, now)
+
+    def let_go(self, now: float, *, unheard_ms: float | None = None) -> list[Effect]:
+        """What was being said when the client left is stale: it is cut as of then. `unheard_ms`: sound that
+        was sent and did not reach the client, where that is known."""
+        if self.attached or self._hold_until is None:
+            return []
+        self._hold_until = None
+        at = self._left_at if unheard_ms is None else self.playout.dry_at - unheard_ms / 1000
+        cut = self._responses.interrupt(CancelReason.CLIENT_GONE, min(at, now))
+        return self._settle([ClearTimer(name=TimerName.RESPONSE_HOLD), *cut], now)
+
+    def rejoin(self, now: float, *, unheard_ms: float = 0.0) -> list[Effect]:
+        """The client is back on another socket, and is sent what it missed: `unheard_ms` of that is sound.
+        What was being said goes on."""
+        if self._closed or self.attached:
+            return []
+        self.attached = True
+        self._hold_until = None
+        self._last_activity = self._floor.progress_at = now
+        self._errors_in_a_row = 0
+        self._floor.away = False
+        if unheard_ms > 0:
+            self.playout.acknowledged(max(self.playout.unplayed_ms(now), unheard_ms), now)
+        return self._settle(
+            [
+                ClearTimer(name=TimerName.RESUME_GRACE),
+                ClearTimer(name=TimerName.RESPONSE_HOLD),
+                SetTimer(name=TimerName.IDLE, at=now + self.limits.idle_timeout_s),
+            ],
+            now,
+        )
 
     def drain(self, grace_s: float, now: float) -> list[Effect]:
         """The server is going away: tell the client, let the running response finish."""
@@ -192,7 +244,7 @@ class SessionLife:
         """The adapter has signalled all that it had to: close when nothing runs."""
         if self._closing:
             self._input_finished = True
-            self._floor.user_left()
+            self._floor.left()
         return self._settle([], now)
 
     def _begin_closing(self, grace_s: float, now: float) -> list[Effect]:
@@ -212,7 +264,7 @@ class SessionLife:
         effects = effects + self._floor.next(now)
         if self._input_finished and not self._floor.pending:
             return self._end(effects, *self.closing_code, now)
-        return self._outbox.post(effects)
+        return self._outbox.post(effects + self._floor.watch_idle(now))
 
     def _fail(self, error: DuplexError, now: float) -> list[Effect]:
         if self._closed:
@@ -278,6 +330,8 @@ class SessionLife:
     def timer(self, name: TimerName, now: float) -> list[Effect]:
         """A timer came due. It is asked whether it still is: activity moves a number, not the timer, so that
         an audio frame costs none."""
+        if name is TimerName.USER_IDLE:
+            self._floor.idle_timer_fired()
         due = None if self._closed else self._deadline(name, now)
         if due is None:
             return []
@@ -290,8 +344,12 @@ class SessionLife:
                 effects = self._stuck()
             case TimerName.INPUT_STALL:
                 effects = self._floor.stalled(now)
+            case TimerName.USER_IDLE:
+                effects = self._floor.user_idle(now)
             case TimerName.CLOSE_GRACE:
                 effects = self._end([], *self.closing_code, now)
+            case TimerName.RESPONSE_HOLD:
+                effects = self.let_go(now)
             case TimerName.RESUME_GRACE:
                 effects = self._end([], 1006, "client did not come back", now)
         return self._settle(effects, now)
@@ -307,10 +365,14 @@ class SessionLife:
             case TimerName.RESPONSE_WATCHDOG if self._responses.active is not None:
                 return self._floor.progress_at + limits.response_stall_s
             case TimerName.INPUT_STALL:
-                return self._floor.stall_at
+                return self._floor.user.stall_at
+            case TimerName.USER_IDLE:
+                return self._floor.idle_at
             case TimerName.CLOSE_GRACE if self._closing:
                 return self._close_at
-            case TimerName.RESUME_GRACE if self._outbox.away:
+            case TimerName.RESPONSE_HOLD:
+                return self._hold_until
+            case TimerName.RESUME_GRACE if not self.attached:
                 return self._left_at + limits.resume_grace_s
         return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from duplex.core.effects import Effect, Send
 from duplex.core.errors import DuplexError
 from duplex.core.events import (
@@ -25,8 +27,10 @@ class Outbox:
         self.away = False
         self._kept: list[Event] = []
 
-    def leave(self) -> None:
+    def leave(self, unsent: Iterable[Event] = ()) -> None:
+        """The client is away. `unsent`: what was on its way to it, and what it missed already."""
         self.away = True
+        self._keep(unsent)
 
     def come_back(self) -> list[Effect]:
         """What the client missed, oldest first."""
@@ -38,10 +42,13 @@ class Outbox:
         """The effects that are to be carried out now."""
         if not self.away:
             return effects
-        for effect in effects:
-            if isinstance(effect, Send) and _must_not_miss(effect.event) and len(self._kept) < MAX_KEPT:
-                self._kept.append(effect.event)
+        self._keep(effect.event for effect in effects if isinstance(effect, Send))
         return [effect for effect in effects if not isinstance(effect, Send)]
+
+    def _keep(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if _must_not_miss(event) and len(self._kept) < MAX_KEPT:
+                self._kept.append(event)
 
 
 def _must_not_miss(event: Event) -> bool:
@@ -59,4 +66,5 @@ def error_event(error: DuplexError, *, fatal: bool = False) -> ErrorEvent:
         event_id=error.event_id,
         param=error.param,
         fatal=fatal or error.fatal,
+        owner=error.owner,
     )

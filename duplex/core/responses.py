@@ -31,6 +31,7 @@ from duplex.core.types import (
     Delivery,
     EncodedAudio,
     HistoryItem,
+    LengthReached,
     Modality,
     SessionSettings,
     TextDelta,
@@ -62,16 +63,25 @@ class Request(NamedTuple):
     """Id of the client's message."""
 
 
+class Unsaid(NamedTuple):
+    """What an interruption took from the user's ear. `text` None: the answer had not begun."""
+
+    text: str | None
+    turn: Turn
+
+
 class Response:
     """Book-keeping of one response, as long as its sound may be playing."""
 
     __slots__ = (
+        "asked_by",
         "audible",
         "calls",
         "cut",
         "epoch",
         "format",
         "id",
+        "incomplete",
         "index",
         "ledger",
         "pts",
@@ -79,10 +89,12 @@ class Response:
         "said",
         "sends_text",
         "text",
+        "turn",
         "unsent",
     )
 
     def __init__(self, turn: Turn) -> None:
+        self.turn = turn
         self.id = turn.response_id
         self.index = turn.index
         self.epoch = turn.epoch
@@ -100,6 +112,10 @@ class Response:
         """Calls of the client's functions by their ids: name and pieces of the arguments."""
         self.record = True
         """It belongs into the conversation."""
+        self.asked_by: str | None = None
+        """Id of the client's message that asked for it."""
+        self.incomplete = False
+        """Its text has as many tokens as it may have."""
         self.cut = False
         """The client was told to stop its sound."""
 
@@ -116,6 +132,8 @@ class Responses:
         self.playout = PlayoutClock()
         self._session_id = session_id
         self._recent: deque[Response] = deque(maxlen=REMEMBERED)  # oldest first, the active one included
+        self._interrupted: list[Response] = []
+        """Those that the last interruption cut, oldest first."""
 
     # --- a response's course ------------------------------------------------------------------------
 
@@ -149,6 +167,7 @@ class Responses:
         )
         self.active = Response(turn)
         self.active.record = request.record
+        self.active.asked_by = request.asked_by
         self._recent.append(self.active)
         created = ResponseCreated(
             response_id=turn.response_id,
@@ -169,6 +188,9 @@ class Responses:
             return self._text(response, response.text.push(delta.text))
         if isinstance(delta, ToolCallDelta):
             return self._call(response, delta)
+        if isinstance(delta, LengthReached):
+            response.incomplete = True
+            return []
         if not response.audible:
             return []
         return self._audio(response, delta)
@@ -254,6 +276,7 @@ class Responses:
             index=response.index,
             text=ledger.text,
             audio_ms=ledger.generated_ms,
+            incomplete=response.incomplete,
         )
         return [*effects, Send(event=done)]
 
@@ -269,6 +292,7 @@ class Responses:
             index=response.index,
             code=error.code,
             message=well_formed(error.message),
+            event_id=response.asked_by,
         )
         return [
             AbortResponse(response_id=response.id, reason=CancelReason.CLOSING),
@@ -286,6 +310,9 @@ class Responses:
 
     def interrupt(self, reason: CancelReason, now: float, *, event_id: str | None = None) -> list[Effect]:
         """Stop the active response and all sound, its own and that of ended ones."""
+        sounding = self._sounding(now)
+        cut = [r for r in self._recent if r is self.active or r in sounding]
+        self._interrupted = cut or self._interrupted
         return [*self.stop(reason, now, event_id=event_id), *self._clear(now)]
 
     def stop(self, reason: CancelReason, now: float, *, event_id: str | None = None) -> list[Effect]:
@@ -308,6 +335,33 @@ class Responses:
             AbortResponse(response_id=response.id, reason=reason),
             Send(event=cancelled),
         ]
+
+    def voice(self, now: float) -> Response | None:
+        """The response that the user hears now, None when there is no voice to interrupt: an active one that
+        has not been heard of yet is none."""
+        sounding = self._sounding(now)
+        if sounding:
+            return sounding[-1]
+        return self.active if self.active is not None and self.active.ledger.sent_ms > 0 else None
+
+    def unsaid(self) -> Unsaid | None:
+        """What was not heard of the responses that the last interruption cut; None when that is nothing, or
+        cannot be told in words. Of an answer that was still being written, what was written by then."""
+        cut, self._interrupted = self._interrupted, []
+        rest: list[str] = []
+        for response in cut:
+            ledger = response.ledger
+            said, heard = ledger.final_text(), ledger.heard_text(ledger.heard_ms(0.0))
+            if response.record and said.startswith(heard):
+                rest.append(said[len(heard) :].strip())
+        last = cut[-1] if cut else None
+        if last is None or not last.record or last.calls:
+            return None
+        text = " ".join(filter(None, rest))
+        if any(character.isalnum() for character in text):
+            return Unsaid(text, last.turn)
+        begun = last.ledger.complete or last.ledger.generated_ms > 0 or last.ledger.text
+        return None if begun else Unsaid(last.turn.speak_text, last.turn)
 
     def cancel(self, index: int | None, now: float, *, event_id: str | None = None) -> list[Effect]:
         """The client's cancel: of the response with that index alone, or of all that runs and sounds.

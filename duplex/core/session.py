@@ -41,7 +41,6 @@ from duplex.core.events import (
     InputLagged,
     ResponseAudio,
     SessionUpdated,
-    UserTranscript,
 )
 from duplex.core.facts import ModelFacts, SessionLimits, State
 from duplex.core.life import SessionLife
@@ -54,6 +53,7 @@ from duplex.core.types import (
     InputRejected,
     SessionSettings,
     Signal,
+    SpeechContinued,
     SpeechStarted,
     SpeechStopped,
     Transcript,
@@ -126,7 +126,7 @@ class Session(SessionLife):
             case UpdateSession():
                 return floor.updates.ask(command)
             case ClearInput():
-                return floor.clear_input(command)
+                return floor.clear_input(command, now)
             case AddItem():
                 return floor.add(command)
             case RemoveItem():
@@ -190,7 +190,10 @@ class Session(SessionLife):
 
         Until then the response is active and can be cut: its terminal event is decided once, here or there.
         """
-        return self._settle(self._responses.finish(epoch), now)
+        effects = self._responses.finish(epoch)
+        if effects:
+            self._floor.voice_ended(now)
+        return self._settle(effects, now)
 
     def response_failed(self, epoch: int, error: DuplexError, now: float) -> list[Effect]:
         """The adapter's `respond` raised. The response ends with its name; the session lives on unless the
@@ -214,21 +217,12 @@ class Session(SessionLife):
                 if not self.attached or self._input_finished:
                     return []  # of what was heard before; nobody speaks any more
                 self._last_activity = now
-                return self._floor.speech_started(signal, now)
-            case SpeechStopped():
-                return self._floor.speech_stopped(signal, now)
-            case TurnEnded():
-                return self._floor.turn_ended(now)
+                return self._floor.speech(signal, now)
+            case SpeechContinued() | SpeechStopped() | Transcript() | TurnEnded():
+                return self._floor.speech(signal, now)
             case WantsToSpeak():
                 self._floor.wish(signal)
                 return []
-            case Transcript():
-                text = well_formed(signal.text)
-                item_id = self.conversation.user_said(text) if signal.final and text else ""
-                heard = UserTranscript(
-                    text=text, final=signal.final, started_ms=signal.started_ms, item_id=item_id
-                )
-                return [Send(event=heard)]
             case GateScore():
                 decided = GateDecided(
                     score=signal.score,

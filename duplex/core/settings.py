@@ -25,6 +25,8 @@ MAX_OPTIONS = 64 * 1024
 """Bytes of the adapter's options, as JSON: changes are merged, so that without a bound they only grow."""
 MAX_TOOLS = 64 * 1024
 """Bytes of the client's functions, as JSON."""
+IDLE_TIMEOUT_MS = (1_000, 3_600_000)
+"""Shortest and longest silence of the user that the model may break."""
 MAX_UPDATES = 8
 """Changes that may wait for the adapter at once."""
 
@@ -92,6 +94,8 @@ def _in_words(text: str, param: str | None) -> str:
 
 _ALLOWED: dict[str, tuple[object, ...]] = {
     "output_modalities": (Modality.TEXT, Modality.AUDIO),
+    "turn_detection.type": get_args(get_type_hints(TurnDetection)["type"]),
+    "turn_detection.eagerness": get_args(get_type_hints(TurnDetection)["eagerness"]),
     "output_format.codec": get_args(AudioCodec),
     "output_format.sample_rate": get_args(get_type_hints(AudioFormat)["sample_rate"]),
 }
@@ -127,6 +131,8 @@ def _check_ranges(settings: SessionSettings, options_size: int, event_id: str | 
     check(options_size <= MAX_OPTIONS, "options", f"≤ {MAX_OPTIONS} bytes as JSON")
     tools_size = len(msgspec.json.encode(settings.tools))
     check(tools_size <= MAX_TOOLS, "tools", f"≤ {MAX_TOOLS} bytes as JSON")
+    tokens = settings.max_output_tokens
+    check(tokens is None or tokens >= 1, "max_output_tokens", "null, or 1 or more")
     check(probability(settings.gate_threshold), "gate_threshold", "a number from 0 to 1")
     check(0 <= settings.max_run_ahead_ms <= 3_600_000, "max_run_ahead_ms", "from 0 to 3600000 ms")
     modalities = settings.output_modalities
@@ -142,8 +148,21 @@ def _check_ranges(settings: SessionSettings, options_size: int, event_id: str | 
             ("prefix_padding_ms", 5_000),
             ("silence_duration_ms", 60_000),
             ("min_speech_ms", 5_000),
+            ("interrupt_min_ms", 60_000),
         ):
             check(0 <= getattr(turns, name) <= most, f"turn_detection.{name}", f"from 0 to {most} ms")
+        words = turns.interrupt_min_words
+        check(0 <= words <= 100, "turn_detection.interrupt_min_words", "from 0 to 100")
+        proof = words > 0 or turns.interrupt_min_ms > 0
+        needs = "false without interrupt_min_words or interrupt_min_ms: there is nothing to decide"
+        check(proof or not turns.duck, "turn_detection.duck", needs)
+        idle = turns.idle_timeout_ms
+        least, longest = IDLE_TIMEOUT_MS
+        check(
+            idle is None or least <= idle <= longest,
+            "turn_detection.idle_timeout_ms",
+            f"null, or from {least} to {longest} ms",
+        )
 
 
 class SettingsUpdates:

@@ -128,14 +128,31 @@ class AudioFormat(_Value, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class TurnDetection(_Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Server-side turn taking by voice activity. Times in ms, `threshold` a probability."""
+    """Server-side turn taking by voice activity. Times in ms, `threshold` a probability.
 
+    A turn ends after `silence_duration_ms` (`server_vad`), or after a time that depends on whether what was
+    said is complete, and on `eagerness` (`semantic_vad`). `idle_timeout_ms`: the model speaks when the user
+    says nothing for this long after it; None is never.
+
+    Speech interrupts the model's voice (`interrupt_response`) at once, or, with `interrupt_min_words` or
+    `interrupt_min_ms` above 0, when it has that many words or has lasted that long; meanwhile clients that
+    can are told to `duck` the voice. With `resume_interrupted` a voice that was cut by what turns out to be
+    no speech goes on where it stopped.
+    """
+
+    type: Literal["server_vad", "semantic_vad"] = "server_vad"
     threshold: float = 0.5
     prefix_padding_ms: int = 300
     silence_duration_ms: int = 500
     min_speech_ms: int = 120
+    eagerness: Literal["low", "medium", "auto", "high"] = "auto"
+    idle_timeout_ms: int | None = None
     create_response: bool = True
     interrupt_response: bool = True
+    interrupt_min_words: int = 0
+    interrupt_min_ms: int = 0
+    duck: bool = False
+    resume_interrupted: bool = True
 
 
 class ToolSpec(_Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,7 +169,8 @@ class SessionSettings(_Value, frozen=True, kw_only=True, forbid_unknown_fields=T
     `turn_detection` None means manual turns. `max_run_ahead_ms` bounds how far audio is sent ahead of
     playback; 0 is no bound. `gate_threshold` is the proactive gate's probability. `options` belong to
     the model's adapter, which refuses keys that it does not know. `tool_choice` is auto, none, required or
-    the name of one of the `tools`.
+    the name of one of the `tools`. `max_output_tokens` bounds the text of a response for models that count
+    tokens; None is the model's own bound.
     """
 
     instructions: str = ""
@@ -165,6 +183,7 @@ class SessionSettings(_Value, frozen=True, kw_only=True, forbid_unknown_fields=T
     options: dict[str, Any] = {}
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: str = "auto"
+    max_output_tokens: int | None = None
 
 
 class OpenSession(_Value, frozen=True, kw_only=True):
@@ -185,6 +204,8 @@ class Trigger(StrEnum):
     QUESTION = "question"  # text followed by a video window
     SPEECH = "speech"  # turn detection ended the user's turn
     PROACTIVE = "proactive"  # the model asked to speak
+    IDLE = "idle"  # the user has said nothing for `idle_timeout_ms`
+    RESUMED = "resumed"  # what cut the voice was no speech: `speak_text` is what was not heard
 
 
 class HistoryItem(_Value, frozen=True, kw_only=True):
@@ -253,7 +274,11 @@ class ToolCallDelta(_Value, frozen=True, kw_only=True):
     arguments: str = ""
 
 
-Delta: TypeAlias = TextDelta | AudioDelta | ToolCallDelta
+class LengthReached(_Value, frozen=True, kw_only=True):
+    """The response is not complete: its text has as many tokens as it may have. Yielded last."""
+
+
+Delta: TypeAlias = TextDelta | AudioDelta | ToolCallDelta | LengthReached
 
 
 class EncodedAudio(_Value, frozen=True, kw_only=True):
@@ -270,7 +295,7 @@ class EncodedAudio(_Value, frozen=True, kw_only=True):
     text: str = ""
 
 
-Delivery: TypeAlias = TextDelta | EncodedAudio | ToolCallDelta
+Delivery: TypeAlias = TextDelta | EncodedAudio | ToolCallDelta | LengthReached
 """What the core is given of a response."""
 
 
@@ -278,6 +303,13 @@ class SpeechStarted(_Value, frozen=True, kw_only=True):
     """The user began to speak at `at_ms` of the session's input audio (pre-roll included)."""
 
     at_ms: float
+
+
+class SpeechContinued(_Value, frozen=True, kw_only=True):
+    """The user's speech has lasted `speech_ms`, silence not counted. Told when that reaches
+    `TurnDetection.interrupt_min_ms`; a model that does not tell it is asked at the end of the speech."""
+
+    speech_ms: float
 
 
 class SpeechStopped(_Value, frozen=True, kw_only=True):
@@ -289,7 +321,8 @@ class SpeechStopped(_Value, frozen=True, kw_only=True):
 class Transcript(_Value, frozen=True, kw_only=True):
     """What the user is heard to say. A partial replaces the partial before it; the final replaces all.
 
-    `started_ms` is the `SpeechStarted.at_ms` of the speech that it writes down, where there was one.
+    `started_ms` is the `SpeechStarted.at_ms` of the speech that it writes down, where there was one. An empty
+    final: that was no speech.
     """
 
     text: str
@@ -332,6 +365,7 @@ class InputRejected(_Value, frozen=True, kw_only=True):
 
 Signal: TypeAlias = (
     SpeechStarted
+    | SpeechContinued
     | SpeechStopped
     | Transcript
     | TurnEnded

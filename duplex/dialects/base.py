@@ -23,6 +23,8 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     model: str | None = None
     resume_token: str | None = None
+    last_seq: int | None = None
+    """Number of the last message that a client that resumes has got; None: it wants no replay."""
     binary: bool = False
     extensions: frozenset[str] = frozenset()
     settings: dict[str, Any] = {}
@@ -30,6 +32,11 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class Dialect(Protocol):
     """Bytes and str in, commands out; events in, frames out. No I/O, no clock."""
+
+    @property
+    def resumable(self) -> bool:
+        """The client counts messages, to come back for those that it misses."""
+        ...
 
     def open(self, query: Mapping[str, str], headers: Mapping[str, str]) -> OpenRequest:
         """Read the handshake. Raises `DuplexError`."""
@@ -41,5 +48,6 @@ class Dialect(Protocol):
         ...
 
     def encode(self, event: Event) -> list[Frame]:
-        """Frames of one event, in order; none for an event this client did not ask for."""
+        """Frames of one event, in order; none for an event this client did not ask for. Text frames are JSON
+        objects. Of a `ResponseAudio` that has a payload, the last frame is the sound."""
         ...

@@ -15,11 +15,12 @@ that is not known is ignored, one inside `session` or `response` is refused by n
 | `response.cancel` | `response_index`, optional |
 | `playback.ack` | `cursor` (ms), `response_index`, optional |
 | `session.update` | `session`: settings to change; `extensions`: replaces the set of the handshake |
+| `session.resume` | `resume_token`, `last_seq`, `session_id`, the last two optional |
 | `close` | |
 
-Query parameters: `session_id`, `model`, `resume`, `frames` (json, binary), `ext` (extensions, by comma), and
-settings: `voice`, `instructions`, `output_modalities` (by comma), `codec`, `sample_rate`, `gate_threshold`,
-`max_run_ahead_ms`, `turn_detection=none`. The token is read by the server.
+Query parameters: `session_id`, `model`, `resume`, `last_seq`, `frames` (json, binary), `ext` (extensions, by
+comma), and settings: `voice`, `instructions`, `output_modalities` (by comma), `codec`, `sample_rate`,
+`gate_threshold`, `max_run_ahead_ms`, `turn_detection=none`. The token is read by the server.
 
 What is sent only to a client that asked for it, by `?ext=` or `session.update`:
 
@@ -29,6 +30,7 @@ What is sent only to a client that asked for it, by `?ext=` or `session.update`:
 | playback | `playback.clear` | `response.cancelled`: `reason`, `heard_ms`, `heard_text`, `event_id` |
 | playback | | `response.done`: `audio_ms` |
 | lifecycle | `session.updated`, `drain.notice` | `session.created`: `session`, `resumed` |
+| resume | `session.resumed` | every message: `seq`, its number |
 
 A response that fails ends with `error`, then `response.cancelled`: every index gets one terminal message.
 """
@@ -51,6 +53,8 @@ from duplex.core.events import (
     GateDecided,
     InputLagged,
     PlaybackCleared,
+    PlaybackDucked,
+    PlaybackUnducked,
     ResponseAudio,
     ResponseCancelled,
     ResponseCreated,
@@ -59,7 +63,10 @@ from duplex.core.events import (
     ResponseText,
     SessionCreated,
     SessionEnded,
+    SessionResumed,
     SessionUpdated,
+    UserIdle,
+    UserOverheard,
     UserSpeechStarted,
     UserSpeechStopped,
     UserTranscript,
@@ -76,7 +83,7 @@ from duplex.core.types import (
 from duplex.dialects import native_events as wire
 from duplex.dialects.base import Frame, OpenRequest
 from duplex.dialects.fields import MAX_ID, Fields
-from duplex.dialects.native_commands import COMMANDS, event_id_of, extensions_of, settings_of
+from duplex.dialects.native_commands import COMMANDS, event_id_of, extensions_of, last_seq_of, settings_of
 from duplex.dialects.native_events import Extension
 from duplex.dialects.native_frames import MAX_PTS, BinaryFrame, FrameKind, pack, unpack
 from duplex.dialects.strict_json import json_type, parse_object
@@ -106,6 +113,10 @@ class NativeDialect:
         self._delta_index = 0
         self._delta_head = ""
 
+    @property
+    def resumable(self) -> bool:
+        return Extension.RESUME in self._extensions
+
     # --- handshake ----------------------------------------------------------------------------------
 
     def open(self, query: Mapping[str, str], headers: Mapping[str, str]) -> OpenRequest:
@@ -121,6 +132,7 @@ class NativeDialect:
         try:
             self._extensions = extensions_of(query.get("ext", "").split(","), "ext")
             settings = settings_of(query)
+            last_seq = last_seq_of(query)
             apply_changes(SessionSettings(), settings)
         except DuplexError as error:
             raise DuplexError(ErrorCode.BAD_CONFIG, error.message, param=error.param) from None
@@ -128,6 +140,7 @@ class NativeDialect:
             session_id=query.get("session_id"),
             model=query.get("model") or None,
             resume_token=query.get("resume") or None,
+            last_seq=last_seq,
             binary=self._binary,
             extensions=frozenset(map(str, self._extensions)),
             settings=settings,
@@ -258,12 +271,20 @@ class NativeDialect:
                     event_id=event.event_id if playback else UNSET,
                 )
             case ResponseFailed():
-                yield _error(event.code, event.message)
+                yield _error(event.code, event.message, event.event_id)
                 yield wire.ResponseCancelled(
                     response_index=event.index, reason="failed" if playback else UNSET
                 )
             case ErrorEvent():
-                yield _error(event.code, event.message, event.event_id, event.param, event.fatal)
+                yield _error(event.code, event.message, event.event_id, event.param, event.fatal, event.owner)
+            case SessionResumed():
+                yield wire.SessionResumed(
+                    session_id=event.session_id,
+                    seq=event.seq,
+                    replayed=event.replayed,
+                    lost=event.lost,
+                    received=event.received,
+                )
             case SessionCreated():
                 yield _session_created(event, lifecycle)
             case SessionUpdated() if lifecycle:
@@ -276,6 +297,14 @@ class NativeDialect:
                     heard_ms=_ms(event.heard_ms),
                     heard_text=event.heard_text,
                 )
+            case PlaybackDucked() if playback:
+                yield wire.PlaybackDuck(response_index=event.index)
+            case PlaybackUnducked() if playback:
+                yield wire.PlaybackUnduck(response_index=event.index)
+            case UserOverheard() if signals:
+                yield wire.InputOverheard(at_ms=event.at_ms, text=event.text)
+            case UserIdle() if signals:
+                yield wire.InputIdle(start_ms=event.start_ms, end_ms=event.end_ms)
             case UserSpeechStarted() if signals:
                 yield wire.SpeechStarted(at_ms=event.at_ms)
             case UserSpeechStopped() if signals:
@@ -333,6 +362,7 @@ def _error(
     event_id: str | None = None,
     param: str | None = None,
     fatal: bool = False,
+    owner: str | None = None,
 ) -> wire.ErrorMessage:
     return wire.ErrorMessage(
         message=message[:MAX_ERROR_MESSAGE],
@@ -340,4 +370,5 @@ def _error(
         event_id=event_id,
         param=param[:MAX_ID] if param else param,
         fatal=fatal,
+        owner=owner or UNSET,
     )

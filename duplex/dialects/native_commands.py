@@ -12,6 +12,7 @@ from duplex.core.commands import (
     Commit,
     CreateResponse,
     PlaybackAck,
+    ResumeSession,
     UpdateSession,
 )
 from duplex.core.errors import DuplexError, ErrorCode
@@ -21,6 +22,7 @@ from duplex.dialects.native_events import Extension
 
 MAX_SPEAK: Final = 128 * 1024
 """Characters of `response.speak`."""
+MAX_SEQ_DIGITS: Final = 18
 
 
 def event_id_of(message: Fields) -> str | None:
@@ -114,11 +116,34 @@ def _update_session(message: Fields, event_id: str | None) -> Command:
     return UpdateSession(changes=message.object("session"), event_id=event_id)
 
 
+def resume_session(message: Fields, event_id: str | None) -> Command:
+    last_seq = message.optional_integer("last_seq")
+    if last_seq is not None and last_seq < 0:
+        raise message.refuse("last_seq", "0 or more")
+    return ResumeSession(
+        resume_token=message.string("resume_token"),
+        session_id=message.string("session_id") if "session_id" in message else None,
+        last_seq=last_seq,
+        event_id=event_id,
+    )
+
+
+def last_seq_of(query: Mapping[str, str]) -> int | None:
+    """The query's number of the last message that the client has. Raises `DuplexError(BAD_CONFIG)`."""
+    text = query.get("last_seq")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_SEQ_DIGITS):
+        raise DuplexError(ErrorCode.BAD_CONFIG, "last_seq must be a whole number in digits", param="last_seq")
+    return int(text)
+
+
 COMMANDS: Final[dict[str, Callable[[Fields, str | None], Command]]] = {
     "input.commit": lambda _, event_id: Commit(event_id=event_id),
     "response.create": _create_response,
     "response.cancel": _cancel_response,
     "playback.ack": _playback_ack,
     "session.update": _update_session,
+    "session.resume": resume_session,
     "close": lambda _, event_id: CloseSession(event_id=event_id),
 }

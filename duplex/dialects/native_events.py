@@ -19,6 +19,7 @@ class Extension(StrEnum):
     SIGNALS = "signals"
     PLAYBACK = "playback"
     LIFECYCLE = "lifecycle"
+    RESUME = "resume"
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -45,6 +46,17 @@ class SessionCreated(_Message, frozen=True, kw_only=True, tag="session.created")
     # lifecycle
     session: dict[str, Any] | UnsetType = UNSET
     resumed: bool | UnsetType = UNSET
+
+
+class SessionResumed(_Message, frozen=True, kw_only=True, tag="session.resumed"):
+    """Resume: the session goes on over this connection. `seq`: number of the message that follows; `replayed`
+    messages are sent again, `lost` are not kept any more; `received` messages of the client have arrived."""
+
+    session_id: str
+    seq: int
+    replayed: int
+    lost: int
+    received: int
 
 
 class SessionUpdated(_Message, frozen=True, kw_only=True, tag="session.updated"):
@@ -109,6 +121,33 @@ class SpeechStopped(_Message, frozen=True, kw_only=True, tag="input.speech_stopp
     at_ms: float
 
 
+class InputOverheard(_Message, frozen=True, kw_only=True, tag="input.overheard"):
+    """Signals: the user's speech since `at_ms` was no interruption: the voice goes on. `text`: what was
+    written down of it; it is in no turn."""
+
+    at_ms: float
+    text: str
+
+
+class InputIdle(_Message, frozen=True, kw_only=True, tag="input.idle"):
+    """Signals: the user has said nothing for `idle_timeout_ms`, up to `end_ms` of the input audio."""
+
+    start_ms: float
+    end_ms: float
+
+
+class PlaybackDuck(_Message, frozen=True, kw_only=True, tag="playback.duck"):
+    """Playback: the user may be interrupting. Lower the voice until `playback.unduck`, or until it is cut."""
+
+    response_index: int
+
+
+class PlaybackUnduck(_Message, frozen=True, kw_only=True, tag="playback.unduck"):
+    """Playback: it was no interruption. The voice goes on as loud as before."""
+
+    response_index: int
+
+
 class InputTranscript(_Message, frozen=True, kw_only=True, tag="input.transcript"):
     """Signals: what the user is heard to say. A partial replaces the one before it."""
 
@@ -146,18 +185,25 @@ class ErrorMessage(_Message, frozen=True, kw_only=True, tag="error"):
     event_id: str | None = None
     param: str | None = None
     fatal: bool = False
+    owner: str | UnsetType = UNSET
+    """With `resume_elsewhere`: the address of the gateway that has the session."""
 
 
 ServerMessage: TypeAlias = (
     SessionCreated
+    | SessionResumed
     | SessionUpdated
     | ResponseCreated
     | ResponseDelta
     | ResponseDone
     | ResponseCancelled
     | PlaybackClear
+    | PlaybackDuck
+    | PlaybackUnduck
     | SpeechStarted
     | SpeechStopped
+    | InputOverheard
+    | InputIdle
     | InputTranscript
     | GateScore
     | InputLag

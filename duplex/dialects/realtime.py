@@ -26,11 +26,8 @@ from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.events import (
     Acknowledged,
     CancelReason,
-    DrainNotice,
     ErrorEvent,
     Event,
-    GateDecided,
-    InputLagged,
     PlaybackCleared,
     ResponseAudio,
     ResponseCancelled,
@@ -41,6 +38,7 @@ from duplex.core.events import (
     ResponseToolCall,
     SessionCreated,
     SessionUpdated,
+    UserIdle,
     UserSpeechStarted,
     UserSpeechStopped,
     UserTranscript,
@@ -48,12 +46,14 @@ from duplex.core.events import (
 from duplex.core.types import Modality
 from duplex.dialects.base import Frame, OpenRequest
 from duplex.dialects.fields import MAX_ID, Fields
-from duplex.dialects.native_commands import extensions_of
+from duplex.dialects.native_commands import extensions_of, last_seq_of
 from duplex.dialects.native_events import Extension
 from duplex.dialects.realtime_beta import from_beta, to_beta
 from duplex.dialects.realtime_commands import COMMANDS, PRIVATE
 from duplex.dialects.realtime_items import Item
 from duplex.dialects.realtime_output import ResponseWriter, Used
+from duplex.dialects.realtime_private import private_messages
+from duplex.dialects.realtime_query import overlaid, session_of
 from duplex.dialects.realtime_session import (
     Voices,
     audio_type,
@@ -104,6 +104,10 @@ class RealtimeDialect:
         self._characters = 0
         """Text of the user since the last response."""
 
+    @property
+    def resumable(self) -> bool:
+        return Extension.RESUME in self._state.extensions
+
     # --- handshake ----------------------------------------------------------------------------------
 
     def open(self, query: Mapping[str, str], headers: Mapping[str, str]) -> OpenRequest:
@@ -114,7 +118,10 @@ class RealtimeDialect:
         state.beta = "realtime=v1" in beta or "openai-beta.realtime-v1" in protocols
         try:
             state.extensions = extensions_of(query.get("ext", "").split(","), "ext")
-            settings = changes_of(self._asked, state.voices)
+            self._asked = overlaid(self._asked, session_of(query))
+            private = Extension.SIGNALS in state.extensions
+            settings = changes_of(self._asked, state.voices, private=private)
+            last_seq = last_seq_of(query)
         except DuplexError as error:
             raise DuplexError(ErrorCode.BAD_CONFIG, error.message, param=error.param) from None
         model = query.get("model") or self._asked.get("model") or None
@@ -124,6 +131,7 @@ class RealtimeDialect:
             session_id=query.get("session_id"),
             model=model,
             resume_token=query.get("resume") or None,
+            last_seq=last_seq,
             extensions=frozenset(map(str, state.extensions)),
             settings=settings,
         )
@@ -176,6 +184,9 @@ class RealtimeDialect:
             case UserSpeechStopped():
                 state.appended_ms = 0.0
                 return state.turns.speech_stopped(event)
+            case UserIdle():
+                state.appended_ms = 0.0
+                return state.turns.timed_out(event)
             case UserTranscript():
                 if event.final:
                     self._characters += len(event.text)
@@ -190,24 +201,7 @@ class RealtimeDialect:
                 return self._acknowledged(event)
             case ErrorEvent():
                 return [self._error(event)]
-        return self._private(event)
-
-    def _private(self, event: Event) -> Iterable[Message]:
-        """Only for those who asked."""
-        extensions = self._state.extensions
-        match event:
-            case GateDecided() if Extension.SIGNALS in extensions:
-                yield {
-                    "type": "gate.score",
-                    "score": event.score,
-                    "speak": event.speak,
-                    "pts_ms": event.pts_ms,
-                    "segment_id": event.segment_id,
-                }
-            case InputLagged() if Extension.SIGNALS in extensions:
-                yield {"type": "input.lag", "lag_ms": event.lag_ms, "coalesced": event.coalesced}
-            case DrainNotice() if Extension.LIFECYCLE in extensions:
-                yield {"type": "drain.notice", "grace_ms": event.grace_ms}
+        return private_messages(event, state.extensions)
 
     # --- the session --------------------------------------------------------------------------------
 
@@ -226,7 +220,7 @@ class RealtimeDialect:
         session["audio"]["output"]["voice"] = voice
         self._adopt(merged(session, self._asked))
         message: Message = {"type": "session.created", "session": state.session}
-        if Extension.LIFECYCLE in state.extensions:
+        if {Extension.LIFECYCLE, Extension.RESUME} & state.extensions:
             message |= {"resume_token": event.resume_token, "resumed": event.resumed, "limits": event.limits}
         return message
 
@@ -294,6 +288,9 @@ class RealtimeDialect:
         used = Used(self._characters, state.turns.take_heard_ms())
         self._characters = 0
         match event:
+            case ResponseDone(incomplete=True):
+                left = {"type": "incomplete", "reason": "max_output_tokens"}
+                return writer.ended("incomplete", left, used)
             case ResponseDone():
                 return writer.ended("completed", None, used)
             case ResponseFailed():
@@ -392,6 +389,7 @@ class RealtimeDialect:
                 "message": event.message[:MAX_ERROR_MESSAGE],
                 "param": event.param,
                 "event_id": state.client_id(event.event_id),
+                **({"owner": event.owner} if event.owner else {}),
             },
         }
 

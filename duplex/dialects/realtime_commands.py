@@ -24,7 +24,7 @@ from duplex.core.commands import (
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import AudioWindow, HistoryItem, Modality
 from duplex.dialects.fields import Fields
-from duplex.dialects.native_commands import extensions_of
+from duplex.dialects.native_commands import extensions_of, resume_session
 from duplex.dialects.native_events import Extension
 from duplex.dialects.realtime_beta import from_beta
 from duplex.dialects.realtime_items import ROOT, Item, read_item
@@ -35,7 +35,7 @@ from duplex.dialects.windows import base64_field, window_from_message
 MAX_METADATA: Final = 16
 _RESPONSE: Final = (
     *("conversation", "input", "metadata", "output_modalities", "instructions", "tools", "tool_choice"),
-    *("audio", "max_output_tokens", "parallel_tool_calls", "prompt", "reasoning", "temperature"),
+    *("max_output_tokens", "audio", "parallel_tool_calls", "prompt", "reasoning", "temperature"),
 )
 """Keys of a response's overrides; those behind `audio` have no effect."""
 
@@ -75,7 +75,7 @@ def _update(state: RealtimeState, message: Fields, event_id: str | None) -> list
     patch = message.object("session") if "session" in message or "extensions" not in message else {}
     patch = from_beta(patch)
     speed = state.session.get("audio", {}).get("output", {}).get("speed") or 1.0
-    changes = changes_of(patch, state.voices, speed=speed)
+    changes = changes_of(patch, state.voices, speed=speed, private=Extension.SIGNALS in extensions)
     command = UpdateSession(changes=changes, event_id=state.key(event_id, {"patch": patch}))
     state.extensions = extensions
     source = (patch.get("audio") or {}).get("input") or {}
@@ -268,6 +268,10 @@ def _heartbeat(state: RealtimeState, message: Fields, event_id: str | None) -> l
     return [Note(about="heartbeat", event_id=state.key(event_id))]
 
 
+def _resume(state: RealtimeState, message: Fields, event_id: str | None) -> list[Command]:
+    return [resume_session(message, state.key(event_id))]
+
+
 COMMANDS: Final[dict[str, Handler]] = {
     "session.update": _update,
     "input_audio_buffer.append": _append,
@@ -285,5 +289,6 @@ PRIVATE: Final[dict[str, tuple[Extension, Handler]]] = {
     "playback.ack": (Extension.PLAYBACK, _playback_ack),
     "input.video.append": (Extension.SIGNALS, _append_video),
     "session.heartbeat": (Extension.LIFECYCLE, _heartbeat),
+    "session.resume": (Extension.RESUME, _resume),
 }
 """Messages of ours, by the extension that a client has to ask for first."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from duplex.core.events import UserSpeechStarted, UserSpeechStopped, UserTranscript
+from duplex.core.events import UserIdle, UserSpeechStarted, UserSpeechStopped, UserTranscript
 from duplex.dialects.realtime_items import Item, Items
 
 Message = dict[str, Any]
@@ -97,6 +97,17 @@ class UserTurns:
         elif not self.vad_seen:
             self._turns.remove(turn)  # the model writes nothing down
         return messages
+
+    def timed_out(self, event: UserIdle) -> list[Message]:
+        """The user said nothing for too long: the silence becomes an item without words."""
+        turn = _Turn(item_id=self._new_id())
+        timeout = {
+            "type": "input_audio_buffer.timeout_triggered",
+            "audio_start_ms": round(event.start_ms),
+            "audio_end_ms": round(event.end_ms),
+            "item_id": turn.item_id,
+        }
+        return [timeout, *self._commit(turn)]
 
     def cleared(self) -> None:
         """Speech that was under way is forgotten."""

@@ -3,8 +3,8 @@
 The object is kept as the client sees it. A `session.update` is a patch: objects are merged by key, everything
 else is replaced, and null switches a thing off (`turn_detection`, `transcription`). What has a meaning here
 becomes changes of `SessionSettings`; `noise_reduction`, `tracing`, `truncation`, `include`, `prompt`,
-`reasoning`, `parallel_tool_calls`, `max_output_tokens` and `temperature` are kept and shown, and have no
-effect. A key that is none of these is refused by name.
+`reasoning`, `parallel_tool_calls` and `temperature` are kept and shown, and have no effect. A key that is
+none of these is refused by name.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import msgspec
 from duplex.adapters.speech import OPENAI_VOICES
 from duplex.codecs.resample import SAMPLE_RATES
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.types import Modality, ToolSpec, TurnDetection
+from duplex.core.types import Modality, ToolSpec
 from duplex.dialects.fields import Fields
+from duplex.dialects.realtime_turns import shown_turns, turn_changes
 
-EAGERNESS_MS: Final = {"low": 1500, "medium": 700, "auto": 700, "high": 350}
-"""Silence (ms) that ends a turn of `semantic_vad`."""
 MAX_TOOLS: Final = 128
+MAX_OUTPUT_TOKENS: Final = 1_000_000
 MAX_PATCH: Final = 256 * 1024
 """Bytes of a session as JSON: it is kept and sent back."""
 
 _SHOWN: Final = frozenset(
     (
-        *("type", "id", "object", "model", "expires_at", "client_secret", "max_output_tokens", "tracing"),
+        *("type", "id", "object", "model", "expires_at", "client_secret", "tracing"),
         *("truncation", "include", "prompt", "reasoning", "parallel_tool_calls", "temperature"),
     )
 )
-_MEANT: Final = frozenset(["output_modalities", "instructions", "tools", "tool_choice", "audio"])
+_MEANT: Final = frozenset(
+    ["output_modalities", "instructions", "tools", "tool_choice", "max_output_tokens", "audio"]
+)
 _INPUT: Final = ("format", "transcription", "noise_reduction", "turn_detection")
 _OUTPUT: Final = ("format", "voice", "speed")
-_VAD: Final = ("type", "threshold", "prefix_padding_ms", "silence_duration_ms", "idle_timeout_ms")
-_VAD_ACTS: Final = ("create_response", "interrupt_response")
 
 
 class AudioType(NamedTuple):
@@ -49,7 +49,6 @@ def new_session(
     *, session_id: str, model: str, outputs: tuple[Modality, ...], expires_at: float | None
 ) -> dict[str, Any]:
     """The object of a session that nobody has changed."""
-    turns = TurnDetection()
     return {
         "type": "realtime",
         "object": "realtime.session",
@@ -69,15 +68,7 @@ def new_session(
                 "format": {"type": "audio/pcm", "rate": 24000},
                 "transcription": None,
                 "noise_reduction": None,
-                "turn_detection": {
-                    "type": "server_vad",
-                    "threshold": turns.threshold,
-                    "prefix_padding_ms": turns.prefix_padding_ms,
-                    "silence_duration_ms": turns.silence_duration_ms,
-                    "idle_timeout_ms": None,
-                    "create_response": True,
-                    "interrupt_response": True,
-                },
+                "turn_detection": shown_turns({}),
             },
             "output": {"format": {"type": "audio/pcm", "rate": 24000}, "voice": None, "speed": 1.0},
         },
@@ -98,7 +89,7 @@ def merged(session: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     source, sink = audio.get("input") or {}, audio.get("output") or {}
     given = {key: value for key, value in source.items() if value is not None or key != "format"}
     if isinstance(turns := given.get("turn_detection"), dict):
-        given["turn_detection"] = _shown_turns(turns)
+        given["turn_detection"] = shown_turns(turns)
     after["audio"] = {
         "input": {**before["input"], **given},
         "output": {**before["output"], **{k: value for k, value in sink.items() if value is not None}},
@@ -122,18 +113,6 @@ _LONG_FORMATS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def _shown_turns(turns: dict[str, Any]) -> dict[str, Any]:
-    acts = {name: turns.get(name) is not False for name in _VAD_ACTS}
-    if turns.get("type") == "semantic_vad":
-        return {"type": "semantic_vad", "eagerness": turns.get("eagerness") or "auto", **acts}
-    defaults = TurnDetection()
-    times = {
-        name: getattr(defaults, name) if turns.get(name) is None else turns[name]
-        for name in ("threshold", "prefix_padding_ms", "silence_duration_ms")
-    }
-    return {"type": "server_vad", **times, "idle_timeout_ms": None, **acts}
-
-
 # --- what a patch means ------------------------------------------------------------------------------
 
 
@@ -148,8 +127,11 @@ class Voices(NamedTuple):
         return None if name in OPENAI_VOICES and name not in self.names else name
 
 
-def changes_of(patch: dict[str, Any], voices: Voices, *, speed: float = 1.0) -> dict[str, Any]:
-    """Changes of `SessionSettings`, as `apply_changes` takes them. `speed` is the one before.
+def changes_of(
+    patch: dict[str, Any], voices: Voices, *, speed: float = 1.0, private: bool = False
+) -> dict[str, Any]:
+    """Changes of `SessionSettings`, as `apply_changes` takes them. `speed` is the one before; `private`: the
+    client may use our own keys.
 
     Raises:
         DuplexError: `UNKNOWN_FIELD` or `INVALID_VALUE`, with `param`.
@@ -173,7 +155,7 @@ def changes_of(patch: dict[str, Any], voices: Voices, *, speed: float = 1.0) -> 
         for name in ("transcription", "noise_reduction"):
             source.optional_object(name)
         if "turn_detection" in source.values:
-            changes["turn_detection"] = _turn_detection(source)
+            changes["turn_detection"] = turn_changes(source, private=private)
     return changes
 
 
@@ -188,6 +170,8 @@ def common_changes(fields: Fields, audio: Fields, voices: Voices, *, speed: floa
         changes["tools"] = _tools(fields)
     if "tool_choice" in fields:
         changes["tool_choice"] = _tool_choice(fields)
+    if "max_output_tokens" in fields:
+        changes["max_output_tokens"] = _most_tokens(fields)
     if "output" in audio:
         sink = audio.fields("output")
         sink.only(*_OUTPUT)
@@ -237,6 +221,16 @@ def audio_type(fields: Fields, name: str = "format") -> AudioType:
     raise given.refuse("type", "audio/pcm, audio/pcmu or audio/pcma")
 
 
+def _most_tokens(fields: Fields) -> int | None:
+    """A bound, or "inf" for the model's own."""
+    if fields.values["max_output_tokens"] == "inf":
+        return None
+    tokens = fields.optional_integer("max_output_tokens")
+    if tokens is None or not 1 <= tokens <= MAX_OUTPUT_TOKENS:
+        raise fields.refuse("max_output_tokens", f'"inf" or from 1 to {MAX_OUTPUT_TOKENS}')
+    return tokens
+
+
 def _output_format(fields: Fields) -> dict[str, Any]:
     codec, rate = audio_type(fields)
     if codec != "pcm":
@@ -244,37 +238,6 @@ def _output_format(fields: Fields) -> dict[str, Any]:
     if rate not in SAMPLE_RATES:
         raise fields.refuse("format.rate", "one of " + ", ".join(map(str, SAMPLE_RATES)))
     return {"codec": "pcm_s16le", "sample_rate": rate}
-
-
-def _turn_detection(fields: Fields) -> dict[str, Any] | None:
-    if "turn_detection" not in fields:
-        return None
-    turns = fields.fields("turn_detection")
-    kind = turns.string("type") if "type" in turns else "server_vad"
-    changes: dict[str, Any] = msgspec.to_builtins(TurnDetection())
-    if kind == "server_vad":
-        turns.only(*_VAD, *_VAD_ACTS)
-        if "idle_timeout_ms" in turns:
-            raise turns.refuse("idle_timeout_ms", "null: it is not supported")
-        if "threshold" in turns:
-            changes["threshold"] = turns.number("threshold")
-        for name in ("prefix_padding_ms", "silence_duration_ms"):
-            if name in turns:
-                changes[name] = int(turns.number(name))
-    elif kind == "semantic_vad":
-        turns.only("type", "eagerness", *_VAD_ACTS)
-        eagerness = turns.string("eagerness") if "eagerness" in turns else "auto"
-        if eagerness not in EAGERNESS_MS:
-            raise turns.refuse("eagerness", "one of " + ", ".join(EAGERNESS_MS))
-        changes["silence_duration_ms"] = EAGERNESS_MS[eagerness]
-    else:
-        raise turns.refuse("type", "server_vad or semantic_vad")
-    for name in _VAD_ACTS:
-        if name in turns:
-            if not isinstance(turns.values[name], bool):
-                raise turns.refuse(name, "true or false")
-            changes[name] = turns.values[name]
-    return changes
 
 
 def _tools(fields: Fields) -> list[dict[str, Any]]:

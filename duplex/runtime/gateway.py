@@ -18,13 +18,15 @@ from duplex.core.session import Session
 from duplex.core.settings import apply_changes
 from duplex.core.types import Modality, OpenSession, SessionSettings
 from duplex.dialects.base import Dialect, OpenRequest
+from duplex.runtime.attachment import Connection
 from duplex.runtime.clock import Clock, LoopClock
 from duplex.runtime.encoding import EncoderPool
 from duplex.runtime.faults import being_cancelled, named
-from duplex.runtime.leases import LeaseRegistry
+from duplex.runtime.leases import Lease, LeaseRegistry
 from duplex.runtime.loop_lag import LoopLagMonitor
 from duplex.runtime.metrics import Gauges, Metrics
-from duplex.runtime.runner import Connection, Services, SessionRunner
+from duplex.runtime.resume_store import resume_store
+from duplex.runtime.runner import Services, SessionRunner
 from duplex.runtime.socket import Socket
 from duplex.runtime.tasks import bounded, give_up
 
@@ -69,6 +71,7 @@ class Gateway:
         """Tasks of adapters that did not stop when they were told to."""
         self.drainables: set[Drainable] = set()
         """Connections of other endpoints, which are told when the server goes away."""
+        self._store = resume_store(config)
         self._services = Services(config, self.clock, self.metrics, self.encoders, self.stray)
         self._lag = LoopLagMonitor(self.clock, self.metrics.loop_lag.observe)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -81,6 +84,8 @@ class Gateway:
     async def start(self) -> None:
         """Load the adapters, all at the same time. Raises what the first of them to fail raised."""
         self._lag.start()
+        if self._store is not None:
+            self._store.start()
 
         async def load(adapter: Adapter) -> None:
             self._started.append(adapter)
@@ -122,6 +127,8 @@ class Gateway:
             name = f"stopping {adapter.info.id}"
             await bounded(adapter.stop(), max(10.0, self.config.abort_timeout_s), name, self.stray)
         self._started.clear()
+        if self._store is not None:
+            await self._store.stop()
         self._lag.stop()
         self.encoders.close()
 
@@ -168,7 +175,7 @@ class Gateway:
             DuplexError: why there is no session for it.
         """
         if request.resume_token is not None:
-            return self._resume(socket, dialect, request)
+            return await self._resume(socket, dialect, request)
         adapter = self._adapter(request.model or default_model)
         info = adapter.info
         facts = ModelFacts(
@@ -200,17 +207,27 @@ class Gateway:
         )
         runner = SessionRunner(session, adapter_session, lease, self._services)
         lease.holder = runner
-        self._run(runner)
+        self._run(runner, lease)
         self.metrics.sessions_opened += 1
         connection = runner.open(socket, dialect)
         if self.leases.draining:  # it began while this session was being opened
             runner.drain(self.config.drain_grace_s)
         return runner, connection
 
-    def _resume(
+    async def _resume(
         self, socket: Socket, dialect: Dialect, request: OpenRequest
     ) -> tuple[SessionRunner, Connection]:
-        lease = self.leases.resume(request.resume_token or "", request.session_id)
+        token = request.resume_token or ""
+        try:
+            lease = self.leases.resume(token, request.session_id)
+        except DuplexError as error:
+            if error.code is not ErrorCode.RESUME_REJECTED or self._store is None:
+                raise
+            owner = await self._store.owner(token)
+            if owner is None:
+                raise
+            words = "another gateway has the session"
+            raise DuplexError(ErrorCode.RESUME_ELSEWHERE, words, param="resume", owner=owner) from None
         runner = lease.holder
         ending = (State.CLOSING, State.CLOSED)
         if (
@@ -219,16 +236,21 @@ class Gateway:
             or self.config.resume_grace_s <= 0
         ):
             raise DuplexError(ErrorCode.RESUME_REJECTED, "the session is over", param="resume")
-        return runner, runner.take_over(socket, dialect)
+        return runner, runner.take_over(socket, dialect, request.last_seq)
 
-    def _run(self, runner: SessionRunner) -> None:
+    def _run(self, runner: SessionRunner, lease: Lease) -> None:
         task = asyncio.get_running_loop().create_task(runner.run(), name=f"session {runner.session.id}")
         self.runners.add(runner)
         self._tasks.add(task)
+        store = self._store if self.config.resume_grace_s > 0 else None
+        if store is not None:
+            store.opened(lease.resume_token)
 
         def done(task: asyncio.Task[None]) -> None:
             self.runners.discard(runner)
             self._tasks.discard(task)
+            if store is not None:
+                store.closed(lease.resume_token)
             if not task.cancelled() and (error := task.exception()) is not None:
                 log.error("%s failed", task.get_name(), exc_info=error)
 
@@ -326,9 +348,10 @@ class Gateway:
         )
         for runner in self.runners:
             gauges.dropped_deltas += runner.session.dropped_deltas
-            if runner.connection is not None:
-                gauges.queue_bytes += runner.connection.queue.bytes
-                gauges.queue_audio_s += runner.connection.queue.audio_s
+            if (queue := runner.queue) is not None:
+                gauges.queue_bytes += queue.bytes
+                gauges.queue_audio_s += queue.audio_s
+                gauges.journal_bytes += queue.journal.bytes if queue.journal is not None else 0
         return gauges
 
     def _figures(self) -> Iterator[tuple[str, Figure]]:

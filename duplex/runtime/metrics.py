@@ -28,6 +28,7 @@ class Gauges(msgspec.Struct, kw_only=True):
     sessions_detached: int = 0
     queue_bytes: int = 0
     queue_audio_s: float = 0.0
+    journal_bytes: int = 0
     encoder_depth: int = 0
     stray_tasks: int = 0
     dropped_deltas: int = 0
@@ -44,6 +45,8 @@ class Metrics(Collector):
     ) -> None:
         self.sessions_opened = 0
         self.resumed = 0
+        self.replayed = 0
+        self.lost = 0
         self.bytes_in = 0
         self.bytes_out = 0
         self.audio_frames_out = 0
@@ -84,6 +87,7 @@ class Metrics(Collector):
             ("sessions_detached", now.sessions_detached, "Of them, those that wait for their client."),
             ("queue_bytes", now.queue_bytes, "Payload bytes in all outbound queues."),
             ("queue_audio_seconds", now.queue_audio_s, "Audio in all outbound queues."),
+            ("journal_bytes", now.journal_bytes, "Sent messages that are kept for clients that come back."),
             ("encoder_jobs", now.encoder_depth, "Jobs that wait for an encoder thread or run on one."),
             ("stray_tasks", now.stray_tasks, "Tasks of adapters that did not stop when they were told to."),
         ):
@@ -91,6 +95,8 @@ class Metrics(Collector):
         for name, value, words in (
             ("sessions_opened", self.sessions_opened, "Sessions opened."),
             ("sessions_resumed", self.resumed, "Sessions taken up again on another socket."),
+            ("replayed_messages", self.replayed, "Messages that were sent again to a client that came back."),
+            ("lost_messages", self.lost, "Messages that a client missed and that were not kept any more."),
             ("received_bytes", self.bytes_in, "Message bytes read."),
             ("sent_bytes", self.bytes_out, "Message bytes written."),
             ("audio_frames", self.audio_frames_out, "Audio events written."),

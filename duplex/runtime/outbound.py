@@ -3,6 +3,9 @@
 Two lanes. Audio keeps its order and waits while it would run too far ahead of playback; everything else
 overtakes it. An event is written at once when nothing is in its way, without waking a task; it is encoded
 when it is written, so that a dialect sees just what its client gets, in that order.
+
+For a dialect whose client can take the session up again, what is written is kept in a journal; the queue
+outlives its socket then (`park`), and goes on over another one (`rejoin`).
 """
 
 from __future__ import annotations
@@ -10,12 +13,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
-from duplex.core.events import Event, ResponseAudio, ResponseText, ResponseToolCall, UserTranscript
-from duplex.dialects.base import Dialect
+from duplex.core.events import (
+    Event,
+    ResponseAudio,
+    ResponseText,
+    ResponseToolCall,
+    SessionResumed,
+    UserTranscript,
+)
+from duplex.core.journal import Entry, Journal, Missed
+from duplex.dialects.base import Dialect, Frame
 from duplex.runtime.clock import Clock, Handle
 from duplex.runtime.socket import Socket
 
@@ -36,6 +48,8 @@ class OutboundLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = 4 * 1024 * 1024
     max_audio_s: float = 8.0
     slow_reader_timeout_s: float = 10.0
+    journal_bytes: int = 2 * 1024 * 1024
+    journal_s: float = 30.0
 
 
 class Traffic(Protocol):
@@ -62,6 +76,18 @@ class Listener(Protocol):
         ...
 
 
+class Nowhere:
+    """The socket of a queue that has none."""
+
+    can_write = False
+
+    def watch(self, on_blocked: Callable[[], None], on_writable: Callable[[], None]) -> None: ...
+
+    def write(self, frame: Frame) -> None: ...
+
+    def close(self, code: int, reason: str) -> None: ...
+
+
 class OutboundQueue:
     """Events on their way to one socket. Calls come from the loop's thread; none of them waits but `room`
     and `drained`, and only one task waits in them at a time."""
@@ -76,12 +102,16 @@ class OutboundQueue:
         clock: Clock,
         traffic: Traffic,
     ) -> None:
-        self._socket = socket
+        self._socket: Socket = socket
         self._dialect = dialect
         self._listener = listener
         self._limits = limits
         self._clock = clock
         self._traffic = traffic
+        self.journal: Journal | None = None
+        """What was written, while the client wants to be able to come back for it."""
+        self._replaying: deque[Entry] = deque()
+        """What is to be written again, before all else."""
         self._urgent: deque[Event] = deque()
         self._audio: deque[ResponseAudio] = deque()
         self._urgent_bytes = 0
@@ -130,8 +160,11 @@ class OutboundQueue:
         if self._closing is not None:
             return
         socket = self._socket
+        if self.journal is not None:
+            self.journal.note(event)
         if type(event) is ResponseAudio:
-            if not self._audio and not self._urgent and socket.can_write and not self._must_hold(event):
+            free = not (self._audio or self._urgent or self._replaying)
+            if free and socket.can_write and not self._must_hold(event):
                 self._write_audio(event)
                 return
             self._audio.append(event)
@@ -140,7 +173,7 @@ class OutboundQueue:
             if self._holding:
                 self._arm_hold()
             return
-        if not self._urgent and socket.can_write:
+        if not self._urgent and not self._replaying and socket.can_write:
             self._write(event)
             return
         self._urgent.append(event)
@@ -202,12 +235,30 @@ class OutboundQueue:
 
     def _write(self, event: Event) -> None:
         try:
-            for frame in self._dialect.encode(event):
+            frames = self._dialect.encode(event)
+            if self._dialect.resumable:
+                frames = self._journaled(event, frames)
+            elif self.journal is not None:
+                self.journal = None
+            for frame in frames:
                 self._traffic.bytes_out += len(frame)
                 self._socket.write(frame)
         except Exception:
             log.exception("cannot encode %s", type(event).__name__)
             self._listener.cannot_encode(event)
+
+    def _journaled(self, event: Event, frames: list[Frame]) -> list[Frame]:
+        journal = self.journal
+        if journal is None:
+            limits = self._limits
+            journal = self.journal = Journal(max_bytes=limits.journal_bytes, max_s=limits.journal_s)
+        now = self._clock.now()
+        if not isinstance(event, ResponseAudio) or not frames:
+            return [journal.add(frame, now) for frame in frames]
+        # those before the last open what the sound belongs to
+        numbered = [journal.add(frame, now) for frame in frames[:-1]]
+        numbered.append(journal.add(frames[-1], now, sound_of=event.index, duration_ms=event.duration_ms))
+        return numbered
 
     def _write_audio(self, event: ResponseAudio) -> None:
         # an encoder that is still filling its frame gives no bytes, but its samples count as sent
@@ -245,6 +296,8 @@ class OutboundQueue:
         """Write what may be written."""
         socket = self._socket
         urgent = self._urgent
+        while self._replaying and socket.can_write:
+            self._write_again(self._replaying.popleft())
         while urgent and socket.can_write:
             event = urgent.popleft()
             self._urgent_bytes -= _cost(event)
@@ -259,8 +312,38 @@ class OutboundQueue:
             self._audio_ms = self._audio_ms - audio.duration_ms if self._audio else 0.0
             self._write_audio(audio)
         self._wake()
-        if self._closing is not None and not self._urgent:
+        if self._closing is not None and not self._urgent and not self._replaying:
             self._finish_closing()
+
+    def _write_again(self, entry: Entry) -> None:
+        if not entry.void:
+            self._traffic.bytes_out += len(entry.frame)
+            self._socket.write(entry.frame)
+
+    # --- another socket -----------------------------------------------------------------------------
+
+    def park(self) -> None:
+        """The socket is gone, and the client may come back for what is queued and what was written."""
+        self._socket = Nowhere()
+        self._replaying.clear()
+        self._holding = False
+        for timer in (self._hold_timer, self._blocked_timer):
+            self._cancel(timer)
+        self._hold_timer = self._blocked_timer = None
+
+    def rejoin(self, socket: Socket, resumed: SessionResumed, missed: Missed) -> None:
+        """Go on over another socket: first with what the client missed, as it was written."""
+        self._socket = socket
+        socket.watch(self._on_blocked, self._on_writable)
+        for frame in self._dialect.encode(resumed):
+            self._traffic.bytes_out += len(frame)
+            socket.write(frame)
+        self._replaying.extend(missed.entries)
+        self._flush()
+
+    def unwritten(self) -> list[Event]:
+        """What is queued, sound last."""
+        return [*self._urgent, *self._audio]
 
     # --- the socket ---------------------------------------------------------------------------------
 
@@ -283,6 +366,7 @@ class OutboundQueue:
 
     def clear(self) -> None:
         """Drop all that is queued."""
+        self._replaying.clear()
         self._urgent.clear()
         self._audio.clear()
         self._urgent_bytes = self._audio_bytes = 0
@@ -301,7 +385,7 @@ class OutboundQueue:
             self._audio_ms = 0.0
         else:
             self.clear()
-        if not self._urgent:
+        if not self._urgent and not self._replaying:
             self._finish_closing()
             return
         self._close_timer = self._clock.call_at(self._clock.now() + FLUSH_S, self._finish_closing)
@@ -310,6 +394,8 @@ class OutboundQueue:
         if self._closed or self._closing is None:
             return
         # a peer that still does not read gets the last events only if the transport's own buffer drains
+        while self._replaying:
+            self._write_again(self._replaying.popleft())
         while self._urgent:
             self._write(self._urgent.popleft())
         self._urgent_bytes = 0

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from duplex.adapters.base import AdapterSession
 from duplex.core.errors import DuplexError
-from duplex.core.types import AudioDelta, Delivery, Modality, TextDelta, ToolCallDelta, Turn
+from duplex.core.types import AudioDelta, Delivery, LengthReached, Modality, TextDelta, ToolCallDelta, Turn
 from duplex.runtime.encoding import EncoderPool, ResponseEncoder, pieces
 from duplex.runtime.faults import being_cancelled, named
 
@@ -79,7 +79,7 @@ class ResponsePump:
                         for piece in pieces(delta):
                             encoded = encoder.encode_inline(piece)
                             await self._deliver(encoded or await encoder.encode(piece))
-                elif isinstance(delta, TextDelta | ToolCallDelta):
+                elif isinstance(delta, TextDelta | ToolCallDelta | LengthReached):
                     await self._deliver(delta)
                 else:
                     raise TypeError(f"respond() yielded {type(delta).__name__}, which is no delta")

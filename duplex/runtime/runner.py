@@ -15,7 +15,7 @@ from typing import Any, ParamSpec
 
 from duplex.adapters.base import AdapterSession
 from duplex.config import ServerConfig
-from duplex.core.commands import CancelResponse, Command, PlaybackAck
+from duplex.core.commands import CancelResponse, Command, PlaybackAck, ResumeSession
 from duplex.core.effects import (
     AbortResponse,
     AppendInput,
@@ -45,6 +45,7 @@ from duplex.core.session import Session
 from duplex.core.types import Delivery
 from duplex.dialects.base import Dialect, Frame
 from duplex.runtime.adapter_input import AdapterInput
+from duplex.runtime.attachment import Attachment, Connection
 from duplex.runtime.clock import Clock, Handle
 from duplex.runtime.encoding import EncoderPool
 from duplex.runtime.leases import Lease
@@ -59,17 +60,6 @@ log = logging.getLogger("duplex.session")
 P = ParamSpec("P")
 
 INTERNAL = ErrorCode.INTERNAL_ERROR.traits.close_code, ErrorCode.INTERNAL_ERROR.value
-
-
-class Connection:
-    """One socket of a session, with its dialect and what is on its way out."""
-
-    __slots__ = ("dialect", "queue", "socket")
-
-    def __init__(self, socket: Socket, dialect: Dialect, queue: OutboundQueue) -> None:
-        self.socket = socket
-        self.dialect = dialect
-        self.queue = queue
 
 
 class Services:
@@ -92,6 +82,8 @@ class Services:
             max_bytes=config.max_queue_bytes,
             max_audio_s=config.max_queue_audio_s,
             slow_reader_timeout_s=config.slow_reader_timeout_s,
+            journal_bytes=config.journal_bytes,
+            journal_s=config.journal_s,
         )
 
 
@@ -103,8 +95,6 @@ class SessionRunner:
     ) -> None:
         config = services.config
         self.session = session
-        self.connection: Connection | None = None
-        self.detached_since: float | None = None
         self._adapter = adapter_session
         self._lease = lease
         self._services = services
@@ -122,7 +112,14 @@ class SessionRunner:
             encoders=services.encoders,
             tasks=self._tasks,
             abort_timeout_s=config.abort_timeout_s,
-            queue=lambda: self.connection.queue if self.connection is not None else None,
+            queue=lambda: self.queue,
+        )
+        self._attachment = Attachment(
+            self,
+            self._queue,
+            self._metrics,
+            resume_token=lease.resume_token if config.resume_grace_s > 0 else None,
+            hold_s=config.resume_hold_s,
         )
         self._effects: deque[tuple[Effect, str | None]] = deque()
         self._performing = False
@@ -166,42 +163,43 @@ class SessionRunner:
                 for name in TimerName:
                     self._clear_timer(name)
 
+    @property
+    def connection(self) -> Connection | None:
+        """The socket that the client has; None while it is away."""
+        return self._attachment.connection
+
+    @property
+    def queue(self) -> OutboundQueue | None:
+        """What is on its way to the client, or waits for it."""
+        return self._attachment.queue
+
+    @property
+    def detached_since(self) -> float | None:
+        """When the client vanished; None while one is attached."""
+        return self._attachment.since
+
     def open(self, socket: Socket, dialect: Dialect) -> Connection:
         """The first socket. Tells the client that the session is there."""
-        connection = self._connect(socket, dialect)
-        token = self._lease.resume_token if self._config.resume_grace_s > 0 else None
-        self.step(self.session.opened, self.now(), resume_token=token)
-        return connection
+        return self._attachment.open(socket, dialect)
 
-    def take_over(self, socket: Socket, dialect: Dialect) -> Connection:
-        """Another socket of the same client. One that is still there was half open: it is closed by name."""
-        old = self.connection
-        if old is not None:
-            self.detach(old)
-            taken = DuplexError(ErrorCode.TAKEN_OVER, "the session goes on over another connection")
-            queue = self._queue(old.socket, old.dialect)
-            queue.put(ErrorEvent(code=taken.code, message=taken.message, fatal=True))
-            queue.close(taken.code.traits.close_code, taken.code.value)
-        self._metrics.resumed += 1
-        connection = self._connect(socket, dialect)
-        self.detached_since = None
-        self.step(self.session.attach, self.now(), resume_token=self._lease.resume_token)
-        return connection
+    def take_over(self, socket: Socket, dialect: Dialect, last_seq: int | None = None) -> Connection:
+        """Another socket of the same client: see `Attachment.take_over`."""
+        return self._attachment.take_over(socket, dialect, last_seq)
 
     def detach(self, connection: Connection) -> None:
         """This socket is gone."""
-        connection.queue.detach()
-        if connection is not self.connection:
-            return
-        self.connection = None
-        self.detached_since = self.now()
-        self.step(self.session.detach, self.detached_since)
+        self._attachment.detach(connection)
 
     def leave(self, connection: Connection) -> None:
         """The client closed this socket in good order: the session is over, its slot and id are free."""
         if connection is self.connection:
-            self.detach(connection)
+            self._attachment.detach(connection, keep=False)
             self.end(1000, "closed by the client")
+
+    def forsake(self, connection: Connection) -> None:
+        """The client goes on with another session on this socket: this one is over."""
+        self._attachment.let_go(connection)
+        self.end(1000, "another session was resumed")
 
     def evict(self) -> None:
         """A newcomer needs the slot of this detached session."""
@@ -215,10 +213,6 @@ class SessionRunner:
         """End at once."""
         self.step(self.session.end, code, reason, self.now(), error=error)
 
-    def _connect(self, socket: Socket, dialect: Dialect) -> Connection:
-        self.connection = Connection(socket, dialect, self._queue(socket, dialect))
-        return self.connection
-
     def _queue(self, socket: Socket, dialect: Dialect) -> OutboundQueue:
         return OutboundQueue(
             socket,
@@ -231,10 +225,11 @@ class SessionRunner:
 
     # --- from the client ----------------------------------------------------------------------------
 
-    def received(self, connection: Connection, frame: Frame) -> None:
-        """One message of the client."""
+    def received(self, connection: Connection, frame: Frame) -> ResumeSession | None:
+        """One message of the client. Returns what is not for this session: the wish to have another one."""
         if connection is not self.connection:
-            return
+            return None
+        self._attachment.received += 1
         self._metrics.bytes_in += len(frame)
         limit = self._config.max_message_bytes
         # a character has at most four bytes: most messages need no count
@@ -242,18 +237,25 @@ class SessionRunner:
             isinstance(frame, str) and len(frame) * 4 > limit and len(frame.encode()) > limit
         ):
             self.too_large(connection)
-            return
+            return None
         try:
             commands = connection.dialect.decode(frame)
         except DuplexError as error:
             self.step(self.session.reject, error, self.now())
-            return
+            return None
         except Exception:
             log.exception("cannot decode a message")
             self._internal_error()
-            return
+            return None
         for command in commands:
+            if isinstance(command, ResumeSession):
+                return command
             self._take(command)
+        return None
+
+    def refuse(self, error: DuplexError) -> None:
+        """A message could not be carried out; the session ends if the fault is fatal."""
+        self.step(self.session.fail, error, self.now())
 
     def too_large(self, connection: Connection) -> None:
         """A message over the limit came, or began to come."""
@@ -355,8 +357,8 @@ class SessionRunner:
             case AppendInput():
                 self._input.append(effect.window, tied_to)
             case AbortResponse():
-                if self.connection is not None:
-                    self.connection.queue.purge(effect.response_id)
+                if (queue := self.queue) is not None:
+                    queue.purge(effect.response_id)
                 self._responder.abort(effect.response_id)
             case StartResponse():
                 self._started_at = self.now()
@@ -381,15 +383,13 @@ class SessionRunner:
                 self._releasing = True
                 self._release.set()
             case CloseTransport():
-                connection, self.connection = self.connection, None
-                if connection is not None:
-                    connection.queue.close(effect.code, effect.reason, flush=effect.flush)
+                self._attachment.close(effect.code, effect.reason, flush=effect.flush)
 
     def _send(self, event: Event) -> None:
-        connection = self.connection
-        if connection is None:
+        queue = self.queue
+        if queue is None:
             return  # it vanished while the session was being ended
-        connection.queue.put(event)
+        queue.put(event)
         if isinstance(event, ResponseAudio):
             return
         if isinstance(event, ErrorEvent | ResponseFailed):
@@ -427,8 +427,8 @@ class SessionRunner:
         self.session.written(event, now)
 
     def too_slow(self, words: str) -> None:
-        if self.connection is not None:
-            self.connection.queue.clear()
+        if (queue := self.queue) is not None:
+            queue.clear()
         self.step(self.session.fail, DuplexError(ErrorCode.SLOW_READER, words), self.now())
 
     def cannot_encode(self, event: Event) -> None:

@@ -10,11 +10,13 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Message, Receive, Scope, Send
 
+from duplex.core.commands import ResumeSession
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.events import ErrorEvent
+from duplex.core.outbox import error_event
 from duplex.dialects.base import Dialect, Frame, OpenRequest
+from duplex.runtime.attachment import Connection
 from duplex.runtime.gateway import Gateway
-from duplex.runtime.runner import Connection, SessionRunner
+from duplex.runtime.runner import SessionRunner
 from duplex.server.auth import check_token
 from duplex.server.websocket import EXTENSION, TOO_LARGE, GatewayWebSocket
 
@@ -81,7 +83,9 @@ class SessionEndpoint:
         try:
             waiting = iter(early)
             while (message := next(waiting, None) or await receive())["type"] != "websocket.disconnect":
-                _hand_over(message, runner, connection)
+                wish = _hand_over(message, runner, connection)
+                if wish is not None:
+                    runner, connection = await self._move(wish, runner, connection)
             if socket.left:
                 runner.leave(connection)
         finally:
@@ -133,10 +137,27 @@ class SessionEndpoint:
                 early.append(last)
         return runner, connection, early
 
+    async def _move(
+        self, wish: ResumeSession, runner: SessionRunner, connection: Connection
+    ) -> tuple[SessionRunner, Connection]:
+        """Take up another session on this socket, if it is there; the one that the socket had ends."""
+        request = OpenRequest(
+            resume_token=wish.resume_token, session_id=wish.session_id, last_seq=wish.last_seq
+        )
+        try:
+            resumed = await self._gateway.join(connection.socket, connection.dialect, request)
+        except DuplexError as error:
+            error.event_id = wish.event_id
+            runner.refuse(error)
+            return runner, connection
+        if resumed[0] is not runner:
+            runner.forsake(connection)
+        return resumed
+
     def _refuse(self, socket: GatewayWebSocket, dialect: Dialect, error: DuplexError) -> None:
         """Say why, in the dialect's words, and close with the code of the fault."""
         self._gateway.metrics.errors[error.code] += 1
-        event = ErrorEvent(code=error.code, message=error.message, param=error.param, fatal=True)
+        event = error_event(error, fatal=True)
         for frame in dialect.encode(event):
             socket.write(frame)
         socket.close(error.code.traits.close_code, error.code.value)
@@ -163,13 +184,13 @@ def query_of(scope: Mapping[str, Any]) -> dict[str, str]:
     return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
 
 
-def _hand_over(message: Message, runner: SessionRunner, connection: Connection) -> None:
+def _hand_over(message: Message, runner: SessionRunner, connection: Connection) -> ResumeSession | None:
     if message["type"] == TOO_LARGE:
         runner.too_large(connection)
-        return
-    if message["type"] == "websocket.receive":
+    elif message["type"] == "websocket.receive":
         frame: Frame | None = message.get("text")
-        runner.received(connection, frame if frame is not None else message["bytes"])
+        return runner.received(connection, frame if frame is not None else message["bytes"])
+    return None
 
 
 async def _next(receive: Receive) -> Message:

@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from types import FrameType
@@ -109,6 +110,11 @@ class Server(uvicorn.Server):
             task.cancel()
 
 
+SWITCH_INTERVAL_S = 0.0005
+"""How long a worker's Python code may keep the loop waiting (seconds). With Python's own 5 ms, an
+interruption that is decided on a worker takes longer to reach the model (benchmarks/turns.py)."""
+
+
 def serve(
     config: ServerConfig,
     adapters: Sequence[Adapter] | None = None,
@@ -124,6 +130,7 @@ def serve(
     logging.getLogger("duplex").setLevel(config.log_level.upper())
     app = create_app(config, adapters, extra_routes=extra_routes)
     settings = _uvicorn_config(app, config)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     async def main() -> None:
         async with _serving(app, config, settings, take_signals=True) as (_, serving, address):
@@ -140,14 +147,17 @@ def serve(
 
 @contextlib.asynccontextmanager
 async def running_gateway(
-    config: ServerConfig | None = None, adapters: Sequence[Adapter] | None = None
+    config: ServerConfig | None = None,
+    adapters: Sequence[Adapter] | None = None,
+    *,
+    extra_routes: Sequence[BaseRoute] = (),
 ) -> AsyncIterator[Gateway]:
     """A gateway on this loop, for tests, demos and programs that embed one. On leaving it drains and stops.
 
     Port 0, the default here, takes a free one. Signals are left alone. Raises as `serve` does.
     """
     config = config or ServerConfig(port=0)
-    app = create_app(config, adapters)
+    app = create_app(config, adapters, extra_routes=extra_routes)
     settings = _uvicorn_config(app, config)
     async with _serving(app, config, settings, take_signals=False) as (_, _, (host, port)):
         name = f"[{host}]" if ":" in host else host

@@ -13,6 +13,7 @@ What is added:
   itself, and would keep its socket and its session for as long as the peer likes;
 * a loop that was held up does not take its own deafness for the silence of its peers;
 * a handshake that cannot be read is answered, where uvicorn lets it wait;
+* a close between the fragments of a message is a close like any other, where the parser calls it a fault;
 * a message that is too large to be taken in is refused by the application, in its own words, instead of with
   a bare 1009.
 """
@@ -28,8 +29,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import CloseCode
+from websockets.frames import CloseCode, Opcode
+from websockets.frames import Frame as WireFrame
 from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
 
 from duplex.dialects.base import Frame
 
@@ -60,6 +63,20 @@ _header_64 = struct.Struct("!BBQ").pack
 def _nothing() -> None: ...
 
 
+class Parser(ServerProtocol):
+    """websockets' sans-I/O protocol, which answers a close in the middle of a fragmented message with 1002.
+
+    RFC 6455 lets control frames come between fragments (5.4), and a close is one (5.5.1): a client that gives
+    a message up in order to leave has left cleanly.
+    """
+
+    def recv_frame(self, frame: WireFrame) -> None:
+        if frame.opcode is Opcode.CLOSE:
+            self.current_size = None
+            self.cur_size = None  # its name before websockets 16
+        super().recv_frame(frame)
+
+
 class GatewayWebSocket(WebSocketsSansIOProtocol):
     """One connection. To the runtime it is a `duplex.runtime.socket.Socket`."""
 
@@ -69,6 +86,10 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
     _flowing = True
     _refused = False
     _second_chance = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.conn = Parser(max_size=self.config.ws_max_size, logger=self.logger)
 
     # --- the runtime's side -------------------------------------------------------------------------
 

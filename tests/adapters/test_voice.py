@@ -20,7 +20,8 @@ from duplex.adapters.embedded.asr import Recognition
 from duplex.adapters.embedded.llm import ChatReplies
 from duplex.adapters.embedded.replies import ReplyRequest
 from duplex.adapters.embedded.skills import Skills
-from duplex.adapters.embedded.voice import API_KEY_VARIABLE, VoiceAdapter, VoiceOptions, VoiceSession, create
+from duplex.adapters.embedded.voice import API_KEY_VARIABLE, VoiceAdapter, VoiceSession, create
+from duplex.adapters.embedded.voice_options import VoiceOptions
 from duplex.adapters.speech import SpeechAdapter, SpeechRequest
 from duplex.codecs.resample import resample_chunks
 from duplex.config import load_config

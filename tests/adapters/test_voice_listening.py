@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -225,6 +226,30 @@ def test_too_much_at_once_is_refused_by_name_and_the_rest_is_heard() -> None:
         assert SpeechStarted in kinds(heard.events)
 
     with_ears(test)
+
+
+def test_fault_1_the_beginning_of_speech_is_told_before_the_rest_of_its_job_is_heard() -> None:
+    rest = threading.Event()
+
+    class StopsInMidJob(LoudIsSpeech):
+        frames = 0
+
+        def process_samples(self, samples: list[float]) -> float:
+            self.frames += 1
+            if self.frames > 12:
+                assert rest.wait(20)
+            return super().process_samples(samples)
+
+    async def test(heard: Heard) -> None:
+        heard.ears.push(window(900, 8000))
+        await heard.told.wait()
+        assert kinds(heard.events) == [SpeechStarted]
+        rest.set()
+        await heard.ears.settle()
+        assert kinds(heard.events)[-2:] == [SpeechStopped, DraftKind.FINAL]
+        assert kinds(heard.events).count(SpeechStarted) == 1
+
+    with_ears(test, Listener(ActivityModels(StopsInMidJob), TurnDetection()))
 
 
 def test_fault_15_a_muted_microphone_ends_the_turn() -> None:

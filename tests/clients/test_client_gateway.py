@@ -183,7 +183,7 @@ async def test_what_is_said_during_a_break_is_heard_after_it() -> None:
 
 async def test_a_session_that_was_not_resumed_in_time() -> None:
     async with gateway_with(resume_grace_s=0.1) as gateway:
-        client = await AsyncDuplexClient.connect(url(gateway), resume=False)
+        client = await AsyncDuplexClient.connect(url(gateway), reconnect=False)
         token = client.session.resume_token
         _break(client)
         with pytest.raises(clients.ConnectionLost):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.clients import AudioDelta, PlaybackBuffer, PlaybackClock
+from duplex.clients.playback import DUCK_DB
 
 RATE = 24000
 MS = RATE // 1000
@@ -105,6 +106,21 @@ def test_a_cancel_fades_out_at_once_and_drops_the_rest():
     assert np.count_nonzero(after) <= FADE
     assert playback.position() == (1, pytest.approx(20 + 15))
     assert playback.unplayed_ms() == 0
+
+
+def test_a_ducked_voice_is_softer_and_comes_back_without_a_click():
+    playback = buffer()
+    playback.push(1, tone(400))
+    playback.finish(1)
+    loud = playback.pull(50 * MS)
+    playback.duck(True)
+    soft = playback.pull(100 * MS)
+    playback.duck(False)
+    again = playback.pull(100 * MS)
+    assert loud[-1] == again[-1] == LEVEL
+    assert soft[-1] == pytest.approx(LEVEL * 10 ** (DUCK_DB / 20), abs=1)
+    assert np.abs(np.diff(np.concatenate([loud, soft, again]).astype(int))).max() <= CLICK
+    assert len(pull_all(playback)) >= 150 * MS  # nothing is lost by it
 
 
 def test_what_comes_of_a_cancelled_response_is_dropped():

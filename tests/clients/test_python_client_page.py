@@ -40,6 +40,8 @@ async def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
         await names["talk"](url)
         assert "the worst of times" in capsys.readouterr().out
         assert await asyncio.to_thread(names["ask"], url, "why?") == "You asked: why?"
+        realtime = f"{gateway.ws_url}/v1/realtime"
+        assert await names["ask_realtime"](realtime, "why?") == "completed"
         response, block = await names["play"](url, "hello")
         assert response.text == "hello"
         assert block.any()

@@ -125,7 +125,7 @@ async def test_the_attempts_end_with_the_servers_grace():
 
 @pytest.mark.parametrize("how", ["not wanted", "no token"])
 async def test_without_resume_the_break_is_the_end(how):
-    options = {"resume": False} if how == "not wanted" else {}
+    options = {"reconnect": False} if how == "not wanted" else {}
     greeting = {"resume_token": None} if how == "no token" else {}
     async with fake_gateway() as gateway, session(gateway, greeting=greeting, **options) as (client, first):
         first.drop()

@@ -32,7 +32,9 @@ def test_a_text_turn_from_question_to_done() -> None:
     driver.commit("c1")
     assert driver.last == [fx.CommitInput(event_id="c1")]
     created = driver.committed(True, event_id="c1")
-    assert created == [ev.ResponseCreated(response_id="resp_s_1", index=1, modalities=(TEXT, AUDIO))]
+    assert created == [
+        ev.ResponseCreated(response_id="resp_s_1", index=1, modalities=(TEXT, AUDIO), event_id="c1")
+    ]
     assert driver.session.state is State.RESPONDING
     turn = driver.turn
     assert (turn.trigger, turn.question, turn.index) == (t.Trigger.COMMIT, "Hello.", 1)
@@ -482,9 +484,12 @@ def test_speech_does_not_interrupt_where_the_settings_say_so() -> None:
     assert isinstance(started, ev.UserSpeechStarted)
     assert driver.session.state is State.RESPONDING
     driver.hush()
-    driver.turn_ended()  # but what is said supersedes
-    assert driver.of(ev.ResponseCancelled)
+    driver.turn_ended()  # what is said is answered when the voice has ended
+    assert not driver.of(ev.ResponseCancelled)
+    assert driver.turn.index == 1
+    driver.finish()
     assert driver.turn.index == 2
+    assert driver.turn.trigger is t.Trigger.SPEECH
 
 
 # --- playback ---------------------------------------------------------------------------------------------

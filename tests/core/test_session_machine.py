@@ -127,7 +127,13 @@ class SessionMachine(RuleBasedStateMachine):
     @initialize(
         while_active=st.sampled_from(["supersede", "refuse"]),
         turns=st.sampled_from(
-            [None, t.TurnDetection(), t.TurnDetection(), t.TurnDetection(interrupt_response=False)]
+            [
+                None,
+                t.TurnDetection(),
+                t.TurnDetection(idle_timeout_ms=1000),
+                t.TurnDetection(interrupt_response=False),
+                t.TurnDetection(interrupt_min_words=2, interrupt_min_ms=500, duck=True),
+            ]
         ),
         modalities=st.sampled_from([None, None, (t.Modality.AUDIO,), (t.Modality.TEXT,)]),
         client=st.sampled_from(["silent", "silent", "acknowledges", "lies"]),
@@ -416,6 +422,10 @@ class SessionMachine(RuleBasedStateMachine):
                 t.SpeechStarted(at_ms=1.0),
                 t.SpeechStarted(at_ms=1.0),
                 t.SpeechStopped(at_ms=2.0),
+                t.SpeechContinued(speech_ms=600.0),
+                t.Transcript(text="mhm", final=True, started_ms=1.0),
+                t.Transcript(text="", final=True, started_ms=1.0),
+                t.Transcript(text="please stop", started_ms=1.0),
                 t.TurnEnded(),
             ]
         )
@@ -426,6 +436,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.scene.signal(signal)
         turns = self.scene.session.settings.turn_detection
         cuts = isinstance(signal, t.SpeechStarted) and turns is not None and turns.interrupt_response
+        cuts = cuts and turns is not None and not turns.interrupt_min_words
         if cuts and attached and self.scene.session.state not in (State.CLOSED, State.CLOSING):
             assert self.scene.session.run_ahead_ms(self.scene.now) == 0
             assert active is None or active in self.scene.monitor.aborted

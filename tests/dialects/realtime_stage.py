@@ -24,6 +24,7 @@ from duplex.core.session import Session
 from duplex.core.settings import apply_changes
 from duplex.core.types import (
     EncodedAudio,
+    LengthReached,
     Modality,
     SessionSettings,
     Signal,
@@ -157,6 +158,11 @@ class Stage:
         delta = ToolCallDelta(call_id=call_id, name=name, arguments=arguments)
         self.carry_out(self.session.deliver(self.turn.epoch, delta, self.now))
         return self.new()
+
+    def run_out(self) -> list[Message]:
+        """The text of the response has as many tokens as it may have."""
+        self.carry_out(self.session.deliver(self.turn.epoch, LengthReached(), self.now))
+        return self.finish()
 
     def finish(self) -> list[Message]:
         self.carry_out(self.session.response_finished(self.turn.epoch, self.now))

@@ -223,4 +223,4 @@ def test_a_hostile_error_text_is_not_sent_back_at_length():
 
 def test_every_message_of_the_table_has_a_type_of_its_own():
     tags = [kind.__struct_config__.tag for kind in wire.ServerMessage.__args__]
-    assert len(set(tags)) == len(tags) == 14
+    assert len(set(tags)) == len(tags) == 19

@@ -384,3 +384,34 @@ def test_a_cancelled_response_s_calls_are_not_remembered() -> None:
     assert done["status_details"]["reason"] == "client_cancelled"
     assert done["output"][0]["status"] == "incomplete"
     assert [item.text for item in stage.session.conversation.items] == ["What time is it?"]
+
+
+@pytest.mark.parametrize("of", ["session", "response"])
+def test_a_response_without_tokens_left_is_incomplete(of: str) -> None:
+    stage = Stage()
+    if of == "session":
+        stage.send("session.update", session={"max_output_tokens": 7})
+        stage.send("response.create")
+    else:
+        stage.send("session.update", session={"max_output_tokens": 9})
+        stage.send("response.create", response={"max_output_tokens": 7})
+    assert stage.turn.settings.max_output_tokens == 7
+    stage.text("It is")
+    stage.audio(300, "It is")
+    messages = stage.run_out()
+    done = only(messages, "response.done")["response"]
+    assert done["status"] == "incomplete"
+    assert done["status_details"] == {"type": "incomplete", "reason": "max_output_tokens"}
+    assert done["output"][0]["status"] == "incomplete"
+    assert done["max_output_tokens"] == 7
+    stage.send("session.update", session={"max_output_tokens": "inf"})
+    stage.send("response.create")
+    assert stage.turn.settings.max_output_tokens is None
+    assert only(stage.answer(), "response.done")["response"]["status"] == "completed"
+
+
+@pytest.mark.parametrize("bad", [0, -1, "many", 1.5, True, []])
+def test_no_number_of_tokens(bad: object) -> None:
+    (error,) = Stage().send("session.update", session={"max_output_tokens": bad})
+    assert error["error"]["code"] == "invalid_value"
+    assert error["error"]["param"] == "session.max_output_tokens"

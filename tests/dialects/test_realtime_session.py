@@ -118,14 +118,14 @@ def test_openai_s_voices_are_the_model_s_own_and_are_shown_as_asked() -> None:
     assert named.session.settings.voice == "alloy"
 
 
-@pytest.mark.parametrize(("eagerness", "ms"), [("low", 1500), ("auto", 700), ("high", 350)])
-def test_semantic_vad_waits_by_its_eagerness(eagerness: str, ms: int) -> None:
+@pytest.mark.parametrize("eagerness", ["low", "medium", "auto", "high"])
+def test_semantic_vad_has_its_eagerness(eagerness: str) -> None:
     stage = Stage()
     turns = {"type": "semantic_vad", "eagerness": eagerness, "interrupt_response": False}
     shown = update(stage, audio={"input": {"turn_detection": turns}})["session"]
     settings = stage.session.settings.turn_detection
     assert settings is not None
-    assert settings.silence_duration_ms == ms
+    assert (settings.type, settings.eagerness) == ("semantic_vad", eagerness)
     assert not settings.interrupt_response
     assert shown["audio"]["input"]["turn_detection"] == {**turns, "create_response": True}
 
@@ -140,9 +140,19 @@ def test_semantic_vad_waits_by_its_eagerness(eagerness: str, ms: int) -> None:
         ({"tool_choice": "always"}, "invalid_value", "session.tool_choice"),
         ({"tools": [{"type": "mcp"}]}, "invalid_value", "session.tools[0]"),
         (
-            {"audio": {"input": {"turn_detection": {"type": "server_vad", "idle_timeout_ms": 5000}}}},
-            "invalid_value",
+            {"audio": {"input": {"turn_detection": {"type": "semantic_vad", "idle_timeout_ms": 5000}}}},
+            "unknown_parameter",
             "session.audio.input.turn_detection.idle_timeout_ms",
+        ),
+        (
+            {"audio": {"input": {"turn_detection": {"interrupt_min_words": 2}}}},
+            "unknown_parameter",
+            "session.audio.input.turn_detection.interrupt_min_words",
+        ),
+        (
+            {"audio": {"input": {"turn_detection": {"type": "semantic_vad", "eagerness": "very"}}}},
+            "invalid_value",
+            "session.audio.input.turn_detection.eagerness",
         ),
         (
             {"audio": {"output": {"format": {"type": "audio/pcm", "rate": 12345}}}},

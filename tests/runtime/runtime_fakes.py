@@ -95,6 +95,8 @@ class FakeSocket:
 class PlainDialect:
     """Frames that a test can read: the event's class, its response's index, its payload's size or text."""
 
+    resumable = False
+
     def open(self, query: object, headers: object) -> OpenRequest:
         return OpenRequest()
 

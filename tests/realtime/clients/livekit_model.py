@@ -81,7 +81,9 @@ async def main() -> None:
     print("errors:", errors)
     await session.aclose()
     await http_context._close_http_ctx()
-    sys.exit(1 if errors else 0)
+    words = " ".join(said)
+    complete = "Today is" in words and "user: Count" in words and seen.count("generation over") == 3
+    sys.exit(0 if complete and not errors else 1)
 
 
 asyncio.run(main())

@@ -21,6 +21,8 @@ async def main() -> None:
     runner = RealtimeRunner(agent, config={"model_settings": settings})
     model = {"url": f"{url}/v1/realtime?model=gpt-realtime", "api_key": "any"}
     seen: list[str] = []
+    errors: list[str] = []
+    said: dict[str, list[str]] = {"user": [], "assistant": []}
     async with await runner.run(model_config=model) as session:
 
         async def speak(name: str) -> None:
@@ -31,20 +33,31 @@ async def main() -> None:
 
         speaking = asyncio.create_task(speak("count"))
         interrupted = False
+        ends = 0
         async with asyncio.timeout(90):
             async for event in session:
-                if not seen or seen[-1] != event.type:
+                if event.type != "raw_model_event" and seen[-1:] != [event.type]:
                     seen.append(event.type)
                 if event.type == "error":
-                    sys.exit(f"error: {event.error}")
+                    errors.append(str(event.error))
                 if event.type == "audio" and not interrupted and speaking.done():
                     interrupted = True
                     speaking = asyncio.create_task(speak("stop"))
-                if event.type == "audio_end" and interrupted and "audio_interrupted" in seen:
+                ends += event.type == "agent_end"
+                if event.type == "history_updated":
+                    said = {"user": [], "assistant": []}
+                    for item in event.history:
+                        if item.type == "message" and item.role in said:
+                            said[item.role] += [str(part.transcript) for part in item.content]
+                if ends == 2 and len(said["user"]) == len(said["assistant"]) == 2:
                     break
-        texts = [str(getattr(item, "content", ""))[:160] for item in session._history]
     print(" ".join(seen))
-    print("\n".join(texts))
+    print(f"user: {said['user']}")
+    print(f"assistant: {[text[:100] for text in said['assistant']]}")
+    print("errors:", errors)
+    heard = "count" in said["user"][0].lower() and "day" in said["user"][1].lower()
+    cut = "audio_interrupted" in seen and "Fifty" not in said["assistant"][0]
+    sys.exit(0 if heard and cut and not errors else 1)
 
 
 asyncio.run(main())
