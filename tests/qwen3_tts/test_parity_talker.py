@@ -139,9 +139,9 @@ def test_a_batch_of_eight_different_requests_is_as_each_alone(device: str) -> No
     case = BY_NAME["custom_voice_whole"]
     core = core_of(case, slots=9, device=device)
     requests = eight_requests(case, core)
-    frames = [60, 50, 45, 40, 35, 30, 25, 20]
+    frames = [40, 36, 32, 28, 24, 20, 16, 12]
     alone = [speak(core, request, count, slot=8) for request, count in zip(requests, frames, strict=True)]
-    assert np.array_equal(np.stack(alone[0].codes), golden(case.name)["codes"][:60])
+    assert np.array_equal(np.stack(alone[0].codes), golden(case.name)["codes"][:40])
     assert len({made.codes[10].tobytes() for made in alone}) == 8
 
     order = [3, 0, 6, 1, 7, 2, 5, 4]  # slots are not in the order of the requests
