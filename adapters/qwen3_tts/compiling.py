@@ -94,7 +94,7 @@ def compile_all(kernels: Sequence[Kernel]) -> None:
     processes = []
     for i in range(count):
         process = subprocess.Popen(
-            [sys.executable, "-m", "duplex.adapters.qwen3_tts.compiling"],
+            [sys.executable, "-P", "-m", "duplex.adapters.qwen3_tts.compiling"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
         )

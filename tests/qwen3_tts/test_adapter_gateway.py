@@ -442,7 +442,7 @@ async def test_the_command_serves_it(tmp_path: Path) -> None:
     command = ("serve", "--port", "0", "--adapter", "qwen3-tts", "--option", "qwen3-tts.device=cpu")
     options = ("--option", f"qwen3-tts.model={checkpoint}", "--option", "qwen3-tts.positions=256")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "duplex.cli", *command, *options), stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-P", "-m", "duplex.cli", *command, *options), stderr=asyncio.subprocess.PIPE
     )
     try:
         assert process.stderr is not None
