@@ -27,7 +27,8 @@ def spec(*, stats_s: float = 0.05, **options: Any) -> WorkerSpec:
     return WorkerSpec(
         factory="fake_frames:load",
         options=options,
-        env={"PYTHONPATH": os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])},
+        # no empty entry: it would be the current folder
+        env={"PYTHONPATH": os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")]))},
         settings=WorkerSettings(stats_s=stats_s),
     )
 
