@@ -32,6 +32,7 @@ from websockets.asyncio.client import connect
 
 from duplex.adapters.qwen3_tts.adapter import QwenTts, create
 from duplex.adapters.qwen3_tts.job import TtsModelType
+from duplex.adapters.qwen3_tts.rules import MAX_FRAMES
 from duplex.adapters.qwen3_tts.tiny import SPEAKERS, write_tiny_checkpoint
 from duplex.adapters.speech import UploadedVoice
 from duplex.clients import AsyncDuplexClient, AudioDelta, ResponseCancelled, ResponseDone
@@ -216,7 +217,7 @@ async def test_base_with_an_uploaded_voice(room: Room) -> None:
         ("tts-custom", {"voice": "nobody"}, "voice", "unknown voice 'nobody'"),
         ("tts-custom", {"language": "Klingon"}, "language", "unknown language"),
         ("tts-custom", {"speed": 1.5}, "speed", "has no speed"),
-        ("tts-custom", {"max_new_tokens": 513}, "max_new_tokens", "from 1 to 512"),
+        ("tts-custom", {"max_new_tokens": MAX_FRAMES + 1}, "max_new_tokens", f"from 1 to {MAX_FRAMES}"),
         ("tts-base", {"speaker_embedding": [0.1] * 1024}, "speaker_embedding", "must have 128 numbers"),
     ],
 )
