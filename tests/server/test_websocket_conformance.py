@@ -19,13 +19,14 @@ from duplex.server.run import running_gateway
 
 AT_ONCE = 4
 SCRIPT = """
-import asyncio, json, sys
+import asyncio, json, os, sys
 import kosoku
 try:
     results = asyncio.run(kosoku.run_fuzzingclient(sys.argv[1], concurrency=int(sys.argv[2])))
 except kosoku.FailureError as failure:
     results = failure.results
-print(json.dumps([(r.case_id, r.behavior.value, r.behavior_close.value) for r in results]))
+print(json.dumps([(r.case_id, r.behavior.value, r.behavior_close.value) for r in results]), flush=True)
+os._exit(0)  # kosoku now and then aborts when Python takes it down
 """
 """In a process of its own: kosoku puts a `pkg_resources` into the path that pytest would stumble over."""
 FAMILIES = {"1", "2", "3", "4", "5", "6", "7", "9", "10", "12", "13"}
