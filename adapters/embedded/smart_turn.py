@@ -14,12 +14,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from duplex.codecs.mel import mel_filters
+
 SAMPLE_RATE: Final = 16000
 SECONDS: Final = 8
 MEL_BANDS: Final = 80
 _WINDOW: Final = 400
 _HOP: Final = 160
-_FREQUENCIES: Final = _WINDOW // 2 + 1
 
 
 def find_model() -> Path | None:
@@ -40,7 +41,7 @@ class SmartTurn:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._session: Any = None
-        self._filters = mel_filters()
+        self._filters = mel_filters(SAMPLE_RATE, _WINDOW, MEL_BANDS)
 
     def start(self) -> None:
         import onnxruntime
@@ -75,21 +76,4 @@ def log_mel(samples: NDArray[np.float32], filters: NDArray[np.float32]) -> NDArr
     logs = np.log10(np.maximum(power @ filters.T, 1e-10)).T
     logs = np.maximum(logs, logs.max() - 8.0)
     scaled: NDArray[np.float32] = ((logs + 4.0) / 4.0).astype(np.float32)
-    return scaled
-
-
-def mel_filters() -> NDArray[np.float32]:
-    """Triangles of equal area on Slaney's mel scale, 0 to 8 kHz: shape (80, 201)."""
-
-    def hertz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
-        # linear below 1 kHz (15 mel), logarithmic above, by Slaney's Auditory Toolbox
-        return np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * np.log(6.4) / 27))
-
-    top = 15 + 27 * np.log(SAMPLE_RATE / 2 / 1000) / np.log(6.4)
-    edges = hertz(np.linspace(0, top, MEL_BANDS + 2))
-    bins = np.linspace(0, SAMPLE_RATE / 2, _FREQUENCIES)
-    rising = (bins - edges[:-2, None]) / np.diff(edges)[:-1, None]
-    falling = (edges[2:, None] - bins) / np.diff(edges)[1:, None]
-    triangles = np.maximum(0, np.minimum(rising, falling))
-    scaled: NDArray[np.float32] = (triangles * (2 / (edges[2:] - edges[:-2]))[:, None]).astype(np.float32)
     return scaled

@@ -224,7 +224,7 @@ def test_who_demands_the_smart_turn_model_is_told_where_it_is(monkeypatch: pytes
 def test_the_features_are_whisper_s() -> None:
     """A tone of 1 kHz lies in the band whose triangle has its peak there, and all is scaled as Whisper's are:
     the loudest is 8 decades (2.0) above the softest."""
-    filters = smart_turn.mel_filters()
+    filters = smart_turn.mel_filters(RATE, 400, smart_turn.MEL_BANDS)
     assert filters.shape == (80, 201)
     tone = np.sin(2 * np.pi * 1000 * np.arange(4 * RATE) / RATE).astype(np.float32)
     features = smart_turn.log_mel(tone, filters)
