@@ -26,6 +26,7 @@ from tts_gpu_naive import NaiveLoop
 from tts_gpu_sizes import FRAME_MS, codec_config, config, frame_bytes
 
 from duplex.adapters.qwen3_tts.codec import CodecDecoder
+from duplex.adapters.qwen3_tts.compiling import compile_ahead
 from duplex.adapters.qwen3_tts.config import CodecConfig, TtsConfig
 from duplex.adapters.qwen3_tts.core import FRAMES_KEPT, Core
 from duplex.adapters.qwen3_tts.job import Sampling
@@ -87,6 +88,8 @@ class OurLoop:
         )
         del weights
         began = time.perf_counter()
+        if self.device != "cpu":
+            compile_ahead(self.core.rehearse)
         self.core.warm_up()
         synchronise(self.device)
         self.warm_up_s = time.perf_counter() - began
@@ -256,6 +259,8 @@ def codec(orders: dict[str, Any]) -> None:
     )
     ring = torch.randint(0, 2048, (slots + 1, FRAMES_KEPT, 16), dtype=torch.int32, device=device)
     began = time.perf_counter()
+    if device != "cpu":
+        compile_ahead(lambda: decoder.rehearse(ring))
     decoder.capture(ring)
     synchronise(device)
     memory = torch.cuda.memory_allocated() if device != "cpu" else 0

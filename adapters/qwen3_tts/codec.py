@@ -34,7 +34,6 @@ from duplex.adapters.qwen3_tts.codec_net import Pass, frames_of_history, trunk, 
 from duplex.adapters.qwen3_tts.codec_state import CodecState
 from duplex.adapters.qwen3_tts.codec_torch import TorchPass, next_codes
 from duplex.adapters.qwen3_tts.codec_weights import fold
-from duplex.adapters.qwen3_tts.compiling import compile_all, recorded
 from duplex.adapters.qwen3_tts.config import CodecDecoderConfig
 
 _BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -223,7 +222,7 @@ class CodecDecoder:
     # launching
 
     def rehearse(self, codes: Tensor) -> None:
-        """Make every launch that `capture` will, for `compiling.recorded` to see."""
+        """Make every launch that `capture` will, for `compiling.compile_ahead`."""
         if self.kernels:
             for frames in self.frames:
                 for bucket in self.buckets:
@@ -238,10 +237,6 @@ class CodecDecoder:
         self._codes = codes
         if self.device.type != "cuda":
             return
-        if self.kernels:
-            with recorded() as kernels:
-                self.rehearse(codes)
-            compile_all(kernels)
         pool = torch.cuda.graph_pool_handle()
         cuda: Any = torch.cuda  # partly without types
         stream = cuda.Stream()

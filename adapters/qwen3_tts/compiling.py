@@ -3,6 +3,7 @@
 Triton compiles a kernel when it is first launched, one after the other: a hundred kernels of about a second.
 Here the launches are rehearsed without a device's work (`recorded`), and processes of their own compile what
 they asked for into Triton's cache on disk (`compile_all`), from which the real launches then load.
+`compile_ahead` does both.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -82,15 +83,30 @@ def _kept(value: Any, parameter: Any) -> Any:
     return value if value == 1 else 16 if value % 16 == 0 else 3
 
 
+def compile_ahead(*rehearsals: Callable[[], None]) -> None:
+    """Compile what the rehearsals would launch, all of it at once: one after the other, each would wait for
+    its slowest kernel."""
+    with recorded() as kernels:
+        for rehearse in rehearsals:
+            rehearse()
+    compile_all(kernels)
+
+
 def compile_all(kernels: Sequence[Kernel]) -> None:
     """Put them in Triton's cache. What cannot be compiled here is left to its launch, which says why."""
-    if not kernels:
-        return
     begin = time.perf_counter()
-    _compile(kernels[:1])
-    if len(kernels) < 4 or time.perf_counter() - begin < _CACHED_S:
-        return
-    count = min(_PROCESSES, os.cpu_count() or 1, len(kernels) - 1)
+    for done, kernel in enumerate(kernels, start=1):
+        since = time.perf_counter()
+        _compile([kernel])
+        if time.perf_counter() - since >= _CACHED_S:  # from here on they may not be in the cache
+            _compile_apart(kernels[done:])
+            break
+    log.info("%d kernels are there after %.1f s", len(kernels), time.perf_counter() - begin)
+
+
+def _compile_apart(kernels: Sequence[Kernel]) -> None:
+    """In processes of their own."""
+    count = min(_PROCESSES, os.cpu_count() or 1, len(kernels))
     processes = []
     for i in range(count):
         process = subprocess.Popen(
@@ -99,7 +115,7 @@ def compile_all(kernels: Sequence[Kernel]) -> None:
             stdout=subprocess.DEVNULL,
         )
         assert process.stdin is not None
-        process.stdin.write(msgspec.msgpack.encode(kernels[1 + i :: count]))
+        process.stdin.write(msgspec.msgpack.encode(kernels[i::count]))
         process.stdin.close()
         processes.append(process)
     for process in processes:
@@ -108,7 +124,6 @@ def compile_all(kernels: Sequence[Kernel]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    log.info("compiled %d kernels in %.1f s", len(kernels), time.perf_counter() - begin)
 
 
 def _compile(kernels: Sequence[Kernel]) -> None:

@@ -23,10 +23,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplex.adapters.qwen3_tts.compiling import compile_all, recorded
 from duplex.adapters.qwen3_tts.config import TtsConfig
 from duplex.adapters.qwen3_tts.job import Sampling
-from duplex.adapters.qwen3_tts.packing import TalkerWeights, pack
+from duplex.adapters.qwen3_tts.packing import pack
 
 FRAMES_KEPT: Final = 64
 """Frames whose codes a slot keeps: what the codec may be behind."""
@@ -89,7 +88,7 @@ class Math(Protocol):
     """The arithmetic: plain torch, or Triton on CUDA."""
 
     def rehearse(self) -> None:
-        """Make every launch that `warm_up` will capture, for `compiling.recorded` to see."""
+        """Make every launch that `warm_up` will capture, for `compiling.compile_ahead`."""
         ...
 
     def warm_up(self) -> None:
@@ -199,15 +198,11 @@ class Core:
         return self.state.codes
 
     def rehearse(self) -> None:
-        """Make every launch that `warm_up` will capture, for `compiling.recorded` to see."""
+        """Make every launch that `warm_up` will capture, for `compiling.compile_ahead`."""
         self._math.rehearse()
 
     def warm_up(self) -> None:
         """Compile and capture everything. State of slots in use is lost."""
-        if self.device.type == "cuda":
-            with recorded() as kernels:
-                self.rehearse()
-            compile_all(kernels)
         self._math.warm_up()
         for field in (self.state.position, self.state.frame, self.state.seen, self.state.hidden):
             field.zero_()
@@ -297,6 +292,3 @@ def _fixed_rows(function: Callable[[Tensor], Tensor], rows: Tensor, size: int = 
     padded = F.pad(rows, (0, 0, 0, -count % size))
     parts = [function(part) for part in torch.split(padded, size)]
     return torch.cat(parts)[:count] if parts else rows
-
-
-__all__ = ["Core", "FrameTicket", "PrefixCache", "SlotState", "TalkerWeights"]

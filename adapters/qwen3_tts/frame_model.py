@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from duplex.adapters.engine.model import Finish, FrameResult, ModelInfo, Pending
 from duplex.adapters.qwen3_tts.cloned import ClonedVoice, read_reference
-from duplex.adapters.qwen3_tts.compiling import compile_all, recorded
+from duplex.adapters.qwen3_tts.compiling import compile_ahead
 from duplex.adapters.qwen3_tts.config import TtsConfig
 from duplex.adapters.qwen3_tts.core import Core, FrameTicket
 from duplex.adapters.qwen3_tts.device import on_device
@@ -113,19 +113,12 @@ class QwenFrameModel:
 
         with on_device(self._core.device):
             if self._core.device.type == "cuda":
-                step("compile", self._compile)
+                step("compile", lambda: compile_ahead(self._core.rehearse, self._sound.rehearse))
             step("frames", self._core.warm_up)
         step("codec", self._sound.warm_up)
         step("requests", lambda: warm_up(self))
         self._memo.clear()
         self.info.detail["warm_up"] = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in took.items())
-
-    def _compile(self) -> None:
-        """Both parts' kernels at once: apart, each would wait for its slowest."""
-        with recorded() as kernels:
-            self._core.rehearse()
-            self._sound.rehearse()
-        compile_all(kernels)
 
     def begin(self, slot: int, job: bytes) -> SlotRun:
         """See `FrameModel.begin`.

@@ -40,7 +40,7 @@ class Sound:
         self._copies = new_stream(ring.device) if self._mirror is not None else None
 
     def rehearse(self) -> None:
-        """Make every launch that `warm_up` will capture, for `compiling.recorded` to see."""
+        """Make every launch that `warm_up` will capture, for `compiling.compile_ahead`."""
         with on_device(self._codec.device):
             self._codec.rehearse(self._ring if self._mirror is None else self._mirror)
 

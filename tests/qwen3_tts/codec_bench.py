@@ -21,11 +21,19 @@ from torch import Tensor
 
 from duplex.adapters.qwen3_tts.codec import CodecDecoder
 from duplex.adapters.qwen3_tts.codec_weights import CodecWeights, Conv
+from duplex.adapters.qwen3_tts.compiling import compile_ahead
 from duplex.adapters.qwen3_tts.config import CodecConfig, CodecDecoderConfig
 from duplex.adapters.qwen3_tts.layout import codec_layout
 
 RING = 64
 FRAME_MS = 80.0
+
+
+def capture(codec: CodecDecoder, ring: Tensor) -> None:
+    """Graphs of all shapes, their kernels compiled in parallel."""
+    if codec.device.type == "cuda":
+        compile_ahead(lambda: codec.rehearse(ring))
+    codec.capture(ring)
 
 
 def random_weights(config: CodecConfig, device: torch.device) -> dict[str, Tensor]:
@@ -134,7 +142,7 @@ def check(
         return torch.cat([codec.decode(ids, codec.gather(ids, ring, n)) for n in chunks], dim=1).cpu()
 
     codec = make(dtype=dtype, plain=plain, slots=5, max_batch=5)
-    codec.capture(ring)
+    capture(codec, ring)
     replayed = torch.cat([codec.replay(order, n).clone() for n in chunks], dim=1).cpu()
     for slot in order:
         codec.reset(slot)
@@ -176,7 +184,7 @@ def bench(device: str, batch: list[int], frames: list[int], *, tiny: bool, dtype
     ring = torch.zeros(codec.slots + 1, RING, 16, device=place, dtype=torch.int32)
     fill(ring, codec.config.codebook_size)
     started = time.perf_counter()
-    codec.capture(ring)
+    capture(codec, ring)
     took = time.perf_counter() - started
     print(f"graphs of {len(codec.buckets)} × {len(codec.frames)} shapes in {took:.1f} s")
     per_slot = codec.state.bytes / (codec.slots + 1)
@@ -234,7 +242,7 @@ def same(batch: list[int], frames: list[int]) -> None:
     )
     ring = torch.zeros(most + 1, RING, 16, device=place, dtype=torch.int32)
     fill(ring, codec.config.codebook_size)
-    codec.capture(ring)
+    capture(codec, ring)
 
     def spoken(slots: list[int], count: int) -> Tensor:
         for slot in slots:
