@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+from triton import next_power_of_2
 
 from duplex.adapters.qwen3_tts import codec_kernels as kernels
 from duplex.adapters.qwen3_tts import codec_state_kernels as state_kernels
@@ -178,7 +179,7 @@ class TritonPass:
             into.start,
             into.size,
             GROUPS=groups,
-            BLOCK=_power(into.channels),
+            BLOCK=next_power_of_2(into.channels),
         )
         return out
 
@@ -231,7 +232,7 @@ class TritonPass:
             HEADS=heads,
             SIZE=size,
             WINDOW=config.sliding_window,
-            CELLS=_power(config.sliding_window),
+            CELLS=next_power_of_2(config.sliding_window),
             num_warps=4,
         )
         return out
@@ -252,7 +253,7 @@ class TritonPass:
             layer.context.start,
             _LAYER_NORM_EPS,
             TAPS=layer.depthwise.shape[0],
-            BLOCK=_power(channels),
+            BLOCK=next_power_of_2(channels),
         )
         return out
 
@@ -275,7 +276,7 @@ class TritonPass:
             self._stride,
             layer.context.start,
             TAPS=layer.taps,
-            BLOCK=_power(channels),
+            BLOCK=next_power_of_2(channels),
             TIMES=_TIMES,
         )
         return out
@@ -343,8 +344,3 @@ class TritonPass:
 
 
 _NOTHING: Final = Context(0, 0, 0, 0)
-
-
-def _power(count: int) -> int:
-    """The next power of two."""
-    return 1 << (count - 1).bit_length()

@@ -13,7 +13,7 @@ Rows never see one another: whatever else is in a launch, a slot's numbers come 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -241,13 +241,17 @@ class Core:
             torch.tensor([float(getattr(sampling, name)) for name in SAMPLING]), non_blocking=True
         )
 
-    def put_text(self, slot: int, start: int, rows: Tensor) -> None:
-        """The rows (n, h) that are added to the talker's input after frames `start`, `start` + 1, …
+    @staticmethod
+    def text_cells(slot: int, frames: Iterable[int]) -> list[int]:
+        """Where `put_text` puts the rows that are added to a slot's talker input after these frames."""
+        return [slot * TEXT_KEPT + frame % TEXT_KEPT for frame in frames]
 
-        At most `text_kept` rows may be ahead of the slot's frame counter.
+    def put_text(self, cells: Tensor, rows: Tensor) -> None:
+        """Text rows (n, h) into cells (n,), int64 on the device, of any slots.
+
+        At most `text_kept` rows may be ahead of a slot's frame counter.
         """
-        at = (torch.arange(rows.shape[0]) + start) % TEXT_KEPT
-        self.state.text[slot].index_copy_(0, at.to(self.device), rows.to(self.dtype))
+        self.state.text.flatten(0, 1).index_copy_(0, cells, rows.to(self.dtype))
 
     def end_text(self, slot: int, count: int) -> None:
         """The slot's text has `count` rows in all: later frames get the pad row."""

@@ -130,14 +130,17 @@ class _Checkpoint:
 
     def talker(self) -> Mapping[str, Tensor]:
         if self._random:
-            return random_weights(self.config, None, 0, device=self._device, dtype=self._dtype)
+            return random_weights(
+                self.config, None, 0, prefix="talker.", device=self._device, dtype=self._dtype
+            )
         return load_weights(self.folder, "talker.", self._device, self._dtype)
 
     def codec_part(self, part: str) -> Mapping[str, Tensor]:
         """ "decoder." or "encoder."."""
         if self._random:
-            weights = random_weights(self.config, self.codec, 0, device=self._codec_device, dtype=self._dtype)
-            return {name: tensor for name, tensor in weights.items() if name.startswith(part)}
+            return random_weights(
+                self.config, self.codec, 0, prefix=part, device=self._codec_device, dtype=self._dtype
+            )
         return load_weights(self.folder / CODEC_FOLDER, part, self._codec_device, None)
 
     def recordings(self, sound: Sound) -> Recordings | None:
@@ -146,7 +149,7 @@ class _Checkpoint:
             return None
         prefix = "speaker_encoder."
         if self._random:
-            weights: Mapping[str, Tensor] = random_weights(self.config, None, 0, device=self._codec_device)
+            weights = random_weights(self.config, None, 0, prefix=prefix, device=self._codec_device)
         else:
             weights = load_weights(self.folder, prefix, self._codec_device, torch.float32)
         with on_device(self._codec_device):

@@ -88,12 +88,10 @@ class RowMaker:
             trailing = run.prompt.trailing
             end = min(len(trailing), run.launched + core.text_kept)
             ids += trailing[run.uploaded : end]
-            base = run.slot * core.text_kept
-            cells += [base + frame % core.text_kept for frame in range(run.uploaded, end)]
+            cells += core.text_cells(run.slot, range(run.uploaded, end))
             if run.prompt.ended and not run.end_told:
                 core.end_text(run.slot, len(trailing))
             run.sent(end)
         if ids:
             both = upload([*ids, *cells], core.device)
-            rows = core.text_rows(both[: len(ids)])
-            core.state.text.flatten(0, 1).index_copy_(0, both[len(ids) :], rows.to(core.state.text.dtype))
+            core.put_text(both[len(ids) :], core.text_rows(both[: len(ids)]))

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from duplex.adapters.qwen3_tts.config import DecoderConfig
 from duplex.adapters.qwen3_tts.packing import Layer, Stack
 from duplex.adapters.qwen3_tts.sampling import draw, first_code_logits
 
@@ -159,9 +160,10 @@ def _run(stack: Stack, x: Tensor, positions: Tensor, attend: _Attend) -> Tensor:
     """Rows (n, h) float32 through all layers and the last norm. `attend` takes layer, q, k, v, each
     (n, heads, d), keeps k and v and returns (n, heads, d)."""
     config = stack.config
-    rotation = _rotation(positions, config.head_dim, config.rope_theta)
+    cos, sin = rotations(positions, config)
+    turned = cos[:, None], sin[:, None]
     for index, layer in enumerate(stack.layers):
-        x = _layer(stack, layer, index, x, rotation, attend)
+        x = _layer(stack, layer, index, x, turned, attend)
     return _norm(x, stack.norm, config.rms_norm_eps)
 
 
@@ -195,11 +197,12 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
-def _rotation(positions: Tensor, d: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (n, 1, d / 2)."""
-    inverse = 1.0 / theta ** (torch.arange(0, d, 2, device=positions.device).float() / d)
+def rotations(positions: Tensor, config: DecoderConfig) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions (n,): (n, d / 2) float32 each."""
+    d = config.head_dim
+    inverse = 1.0 / config.rope_theta ** (torch.arange(0, d, 2, device=positions.device).float() / d)
     angles = positions.float()[:, None] * inverse
-    return angles.cos()[:, None], angles.sin()[:, None]
+    return angles.cos(), angles.sin()
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from triton import next_power_of_2
 
 from duplex.adapters.qwen3_tts import kernels
 from duplex.adapters.qwen3_tts.device import is_over, new_event
 from duplex.adapters.qwen3_tts.packing import Layer, Stack
 from duplex.adapters.qwen3_tts.sampling import MIN_FRAMES
 from duplex.adapters.qwen3_tts.tiles import slice_of, tile_of
-from duplex.adapters.qwen3_tts.torch_math import DoneTicket
+from duplex.adapters.qwen3_tts.torch_math import DoneTicket, rotations
 
 if TYPE_CHECKING:
     from duplex.adapters.qwen3_tts.core import Core, FrameTicket
@@ -123,7 +124,7 @@ class TritonMath:
         )
         self._keys, self._values = zeros(*shape), zeros(*shape)
         self._rotations = {
-            id(stack): _rotation(stack, count, device)
+            id(stack): rotations(torch.arange(count, device=device), stack.config)
             for stack, count in (
                 (core.weights.talker, core.positions),
                 (core.weights.predictor, config.num_code_groups),
@@ -261,7 +262,7 @@ class TritonMath:
             self._report, self._total, table, table if last else weights.predictor_rows[group], norm, out.x,
             out.normed, state.text, state.text_count, core.pad_row, group, out_row, core.max_batch, rows,
             config.rms_norm_eps, config.codec_eos_token_id, config.vocab_size - 1024,
-            FIRST=group == 0, LAST=last, V=vocabulary, BV=1 << (vocabulary - 1).bit_length(),
+            FIRST=group == 0, LAST=last, V=vocabulary, BV=next_power_of_2(vocabulary),
             H=config.hidden_size, N=out.x.shape[1], KEPT=core.frames_kept, TEXT_KEPT=core.text_kept,
             GROUPS=groups, SPLIT=split,
             MIN_FRAMES=MIN_FRAMES, PDL=self._pdl, num_warps=8 if group == 0 else 4, **self._launch,
@@ -433,12 +434,4 @@ class TritonMath:
 
 def _block(rows: int) -> int:
     """Rows a block: a power of two that the matrix unit takes."""
-    return min(128, max(16, 1 << (rows - 1).bit_length()))
-
-
-def _rotation(stack: Stack, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (positions, d / 2), float32."""
-    d = stack.config.head_dim
-    inverse = 1.0 / stack.config.rope_theta ** (torch.arange(0, d, 2, device=device).float() / d)
-    angles = torch.arange(positions, device=device).float()[:, None] * inverse
-    return angles.cos(), angles.sin()
+    return min(128, max(16, next_power_of_2(rows)))

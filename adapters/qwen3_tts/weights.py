@@ -113,10 +113,13 @@ def random_weights(
     seed: int,
     scale: float = 0.02,
     *,
+    prefix: str = "",
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint with random values, made on `device`: full-size models without the weights.
+    """Random values for a checkpoint's tensors, made on `device`: full-size models without the weights.
+
+    Only tensors whose names begin with `prefix` are made.
 
     Matrices, convolutions and codebooks are normal with standard deviation `scale`; norms are one, biases and
     the logarithmic `alpha` and `beta` of the codec's activations zero, a codebook's `cluster_usage` one,
@@ -130,6 +133,8 @@ def random_weights(
     weights: dict[str, torch.Tensor] = {}
     layout = model_layout(config) | (codec_layout(codec_config) if codec_config is not None else {})
     for name, shape in layout.items():
+        if not name.startswith(prefix):
+            continue
         tensor = torch.empty(shape, device=device, dtype=dtype)
         if name.endswith(("norm.weight", "cluster_usage")):
             tensor.fill_(1.0)

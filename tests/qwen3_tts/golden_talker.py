@@ -128,7 +128,8 @@ def begin(core: Core, slot: int, request: Request) -> None:
     """Give a slot to a request, all of whose text is there."""
     core.reset(slot, seed=request.seed, sampling=request.sampling)
     if len(request.trailing):
-        core.put_text(slot, 0, request.trailing)
+        cells = core.text_cells(slot, range(len(request.trailing)))
+        core.put_text(torch.tensor(cells, device=core.device), request.trailing)
     core.end_text(slot, len(request.trailing))
 
 

@@ -131,7 +131,8 @@ def begin(core: Core, slot: int, request: Request) -> None:
     core.reset(slot, seed=request.seed, sampling=request.sampling)
     core.copy_prefix(slot, prefix(core, request.prefix))
     core.state.frame[slot] = request.frame
-    core.put_text(slot, request.frame, core.text_rows(torch.arange(request.text) + 40))
+    cells = core.text_cells(slot, range(request.frame, request.frame + request.text))
+    core.put_text(torch.tensor(cells, dtype=torch.int64), core.text_rows(torch.arange(request.text) + 40))
     core.end_text(slot, request.frame + request.text)
 
 

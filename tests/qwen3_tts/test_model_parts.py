@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,13 @@ class FakeCore:
 
     text_kept = KEPT
     device = torch.device("cpu")
+
+    @staticmethod
+    def text_cells(slot: int, frames: Iterable[int]) -> list[int]:
+        return [slot * KEPT + frame % KEPT for frame in frames]
+
+    def put_text(self, cells: Tensor, rows: Tensor) -> None:
+        self.state.text.flatten(0, 1).index_copy_(0, cells, rows)
 
     def __init__(self) -> None:
         self.state = FakeState()
