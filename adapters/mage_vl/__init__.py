@@ -1,0 +1,1 @@
+"""Mage-VL: video in, proactive commentary and answers out."""
