@@ -1,1 +1,1 @@
-"""Windows of a session made into what the vision encoder takes: frames, or canvases of the codec's patches."""
+"""Windows of a session as the vision encoder takes them: frames, or canvases of patches that the codec chose."""
