@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from msgspec import UNSET
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
+from websockets.typing import Subprotocol
 
 from duplex.clients.errors import ConnectionLost, SessionOver, handshake_refused, session_over
 from duplex.clients.events import SessionCreated, SessionResumed
@@ -17,6 +19,44 @@ from duplex.clients.protocol import ClientProtocol
 
 CLOSE_TIMEOUT_S: Final = 1.0
 """For the closing handshake. A session that was closed gracefully has ended before it begins."""
+
+
+@asynccontextmanager
+async def dialled(
+    url: str,
+    query: Mapping[str, Any],
+    *,
+    token: str | None,
+    timeout_s: float,
+    subprotocols: Sequence[Subprotocol] | None = None,
+) -> AsyncIterator[ClientConnection]:
+    """A new connection, and time to hear the server's first words. It stays open unless that fails.
+
+    Raises:
+        SessionOver: of the class that names why there is none.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            socket = await connect(
+                with_query(url, query),
+                additional_headers={"Authorization": f"Bearer {token}"} if token else None,
+                subprotocols=subprotocols,
+                compression=None,
+                max_size=None,
+                open_timeout=None,
+                close_timeout=CLOSE_TIMEOUT_S,
+            )
+            try:
+                yield socket
+            except BaseException:
+                await socket.close()
+                raise
+    except InvalidStatus as error:
+        raise handshake_refused(error.response.status_code, bytes(error.response.body or b"")) from None
+    except TimeoutError:
+        raise ConnectionLost(f"{url} did not answer within {timeout_s:g} s") from None
+    except (OSError, InvalidHandshake, InvalidMessage) as error:
+        raise ConnectionLost(f"no connection to {url}: {error or type(error).__name__}") from None
 
 
 async def open_connection(
@@ -33,28 +73,8 @@ async def open_connection(
         SessionOver: of the class that names why there is none.
     """
     protocol.fatal = None
-    address = with_query(url, query)
-    try:
-        async with asyncio.timeout(timeout_s):
-            socket = await connect(
-                address,
-                additional_headers={"Authorization": f"Bearer {token}"} if token else None,
-                compression=None,
-                max_size=None,
-                open_timeout=None,
-                close_timeout=CLOSE_TIMEOUT_S,
-            )
-            try:
-                return socket, await _session_created(socket, protocol)
-            except BaseException:
-                await socket.close()
-                raise
-    except InvalidStatus as error:
-        raise handshake_refused(error.response.status_code, bytes(error.response.body or b"")) from None
-    except TimeoutError:
-        raise ConnectionLost(f"{url} did not answer within {timeout_s:g} s") from None
-    except (OSError, InvalidHandshake, InvalidMessage) as error:
-        raise ConnectionLost(f"no connection to {url}: {error or type(error).__name__}") from None
+    async with dialled(url, query, token=token, timeout_s=timeout_s) as socket:
+        return socket, await _session_created(socket, protocol)
 
 
 async def _session_created(

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from typing import Any, Final, Self
 
 import msgspec
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from duplex.clients.buffers import Outbox
-from duplex.clients.connection import CLOSE_TIMEOUT_S, with_query
+from duplex.clients.connection import dialled
 from duplex.clients.errors import (
     ClientError,
     ConnectionLost,
     SessionClosed,
     SessionOver,
     error_code,
-    handshake_refused,
     session_over,
 )
 from duplex.clients.reconnect import Sent, connect_again, send_kept
@@ -227,34 +227,19 @@ class AsyncRealtimeClient:
     async def _connect(self, url: str, query: Event) -> tuple[ClientConnection, Event]:
         """A connection and the server's first message on it."""
         self._fault = {}
-        try:
-            async with asyncio.timeout(self._open_timeout_s):
-                socket = await connect(
-                    with_query(url, query),
-                    additional_headers={"Authorization": f"Bearer {self._token}"} if self._token else None,
-                    subprotocols=[Subprotocol("realtime")],
-                    compression=None,
-                    max_size=None,
-                    open_timeout=None,
-                    close_timeout=CLOSE_TIMEOUT_S,
-                )
-                try:
-                    async for frame in socket:
-                        if msgspec.json.decode(frame, type=Event)["type"] in _BEGINNINGS:
-                            return socket, self._first(frame)
-                        self._receive(frame)
-                    raise self._why(socket)
-                except ConnectionClosed:
-                    raise self._why(socket) from None
-                except BaseException:
-                    await socket.close()
-                    raise
-        except InvalidStatus as error:
-            raise handshake_refused(error.response.status_code, bytes(error.response.body or b"")) from None
-        except TimeoutError:
-            raise ConnectionLost(f"{url} did not answer within {self._open_timeout_s:g} s") from None
-        except (OSError, InvalidHandshake, InvalidMessage) as error:
-            raise ConnectionLost(f"no connection to {url}: {error or type(error).__name__}") from None
+        async with dialled(
+            url,
+            query,
+            token=self._token,
+            timeout_s=self._open_timeout_s,
+            subprotocols=[Subprotocol("realtime")],
+        ) as socket:
+            with suppress(ConnectionClosed):
+                async for frame in socket:
+                    if msgspec.json.decode(frame, type=Event)["type"] in _BEGINNINGS:
+                        return socket, self._first(frame)
+                    self._receive(frame)
+            raise self._why(socket)
 
     def _first(self, frame: str | bytes) -> Event:
         event = msgspec.json.decode(frame, type=Event)
