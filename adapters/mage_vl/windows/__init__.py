@@ -1,1 +1,1 @@
-"""Windows of a session as the vision encoder takes them: frames, or canvases of patches that the codec chose."""
+"""A session's windows as the vision encoder takes them: frames, or canvases of patches that the codec chose."""
