@@ -1,1 +1,1 @@
-"""A session's windows as the vision encoder takes them: frames, or canvases of patches that the codec chose."""
+"""Windows of a session for the vision encoder: frames, or canvases of patches that the codec chose."""
