@@ -1,4 +1,4 @@
-"""The checkpoint's `config.json`, `preprocessor_config.json` and `generation_config.json`, as far as inference
+"""A checkpoint's `config.json`, `preprocessor_config.json` and `generation_config.json`, as far as inference
 needs them.
 
 A published folder has these, `model.safetensors.index.json` with two parts (696 tensors, bfloat16),
@@ -206,7 +206,7 @@ def _check(path: Path, config: MageConfig) -> None:
         (vision.temporal_patch_size != 1, "vision_config.temporal_patch_size is not 1"),
         (
             vision.hidden_size % vision.num_attention_heads != 0 or vision.head_dim % 32 != 0,
-            f"vision_config: {vision.hidden_size} over {vision.num_attention_heads} heads does not part 4:6:6",
+            f"vision_config: {vision.hidden_size} in {vision.num_attention_heads} heads do not part 4:6:6",
         ),
         (
             vision.out_hidden_size != text.hidden_size,
