@@ -1,4 +1,4 @@
-"""What the gateway and a worker say to each other: msgpack, each after its length (4 bytes, big endian).
+"""What the gateway and a frame worker say to each other, as `wire.py` writes it.
 
 Ids are the gateway's, from 1, one a request or call, never used twice in a worker's life. Id 0 is the worker
 itself: a `Failed` of it says why it cannot start.
@@ -8,16 +8,11 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-import msgspec
-
 from duplex.adapters.engine.model import ModelInfo
+from duplex.adapters.engine.wire import Message
 
 
-class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """All messages are tagged arrays."""
-
-
-class Start(_Message, frozen=True, kw_only=True):
+class Start(Message, frozen=True, kw_only=True):
     """Begin a request. `job` is the model's; `credit`: frames it may make until more credit comes, None: all;
     `first_frames`: frames that its first chunk of audio gathers; `goes_on`: it continues what its client
     hears already, and waits for a slot before those that do not."""
@@ -29,7 +24,7 @@ class Start(_Message, frozen=True, kw_only=True):
     goes_on: bool = False
 
 
-class Text(_Message, frozen=True, kw_only=True):
+class Text(Message, frozen=True, kw_only=True):
     """More text of a request; `ended`: the last of it."""
 
     id: int
@@ -37,21 +32,21 @@ class Text(_Message, frozen=True, kw_only=True):
     ended: bool = False
 
 
-class Credit(_Message, frozen=True, kw_only=True):
+class Credit(Message, frozen=True, kw_only=True):
     """The request may make `frames` frames in all, counted from its start."""
 
     id: int
     frames: int
 
 
-class Abort(_Message, frozen=True, kw_only=True):
+class Abort(Message, frozen=True, kw_only=True):
     """Stop a request between two frames. Answered by `Ended`, after which no audio of it follows; not
     answered when the request's last message was sent already."""
 
     id: int
 
 
-class Call(_Message, frozen=True, kw_only=True):
+class Call(Message, frozen=True, kw_only=True):
     """A job that is no stream. Answered by `Answer` or `Failed`."""
 
     id: int
@@ -59,11 +54,11 @@ class Call(_Message, frozen=True, kw_only=True):
     payload: bytes
 
 
-class Stop(_Message, frozen=True, kw_only=True):
+class Stop(Message, frozen=True, kw_only=True):
     """Finish nothing, free everything, exit 0."""
 
 
-class Ready(_Message, frozen=True, kw_only=True):
+class Ready(Message, frozen=True, kw_only=True):
     """The model is loaded and warm."""
 
     info: ModelInfo
@@ -71,7 +66,7 @@ class Ready(_Message, frozen=True, kw_only=True):
     load_ms: float
 
 
-class Audio(_Message, frozen=True, kw_only=True):
+class Audio(Message, frozen=True, kw_only=True):
     """More audio of a request: `samples` is float32 little endian, mono; whole frames.
 
     `finish` is set with the last of it; that message may have no samples.
@@ -82,14 +77,14 @@ class Audio(_Message, frozen=True, kw_only=True):
     finish: Literal["stop", "length"] | None = None
 
 
-class Ended(_Message, frozen=True, kw_only=True):
+class Ended(Message, frozen=True, kw_only=True):
     """An aborted request's slot is free, `waited_ms` after the worker had read `Abort`."""
 
     id: int
     waited_ms: float
 
 
-class Failed(_Message, frozen=True, kw_only=True):
+class Failed(Message, frozen=True, kw_only=True):
     """A request or call failed by name: `code` is an `ErrorCode` value."""
 
     id: int
@@ -98,14 +93,14 @@ class Failed(_Message, frozen=True, kw_only=True):
     param: str | None = None
 
 
-class Answer(_Message, frozen=True, kw_only=True):
+class Answer(Message, frozen=True, kw_only=True):
     """A call's result."""
 
     id: int
     payload: bytes
 
 
-class Stats(_Message, frozen=True, kw_only=True):
+class Stats(Message, frozen=True, kw_only=True):
     """What a worker counts, sent once a second while it runs: also the sign that it lives.
 
     `active` slots and `waiting` requests of this moment; the rest since the last message: `frames` of all

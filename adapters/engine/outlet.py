@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from duplex.adapters.engine.messages import Audio, Ended, Failed, FromWorker
-from duplex.adapters.engine.wire import pack
+from duplex.adapters.engine.messages import Audio, Ended, Failed
+from duplex.adapters.engine.wire import Message, pack
 
 MOST_QUEUED: Final = 4 * 1024 * 1024
 """Bytes in the queue that hold audio back: 44 s of audio at 24 kHz."""
@@ -46,7 +46,7 @@ class Outlet:
         with self._changed:
             self._open.add(id)
 
-    def say(self, message: FromWorker) -> None:
+    def say(self, message: Message) -> None:
         """Send anything but audio. Never waits."""
         with self._changed:
             self._send([pack(message)])

@@ -10,15 +10,16 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from duplex.adapters.engine.messages import Failed, FromWorker, Ready, Stop, ToWorker
+from duplex.adapters.engine.messages import Failed, FromWorker, Ready, Stop
 from duplex.adapters.engine.request import error_of
 from duplex.adapters.engine.settings import EngineSettings, WorkerSpec
-from duplex.adapters.engine.wire import Unpacker, WireError, pack
+from duplex.adapters.engine.wire import Message, Unpacker, WireError, pack
 from duplex.core.errors import DuplexError, ErrorCode
 
 log = logging.getLogger("duplex.engine")
@@ -29,6 +30,21 @@ _TICKS: Final = 4
 _EXIT_S: Final = 2.0  # for a worker whose socket is closed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerKind:
+    """A sort of worker: the `module` that is its process, the union of messages that it may send, and which
+    of these says that its model is loaded and warm. It also sends `Failed` with id 0 when it cannot start,
+    and takes `Stop`."""
+
+    module: str
+    incoming: Any
+    ready: type[Message]
+
+
+FRAMES: Final = WorkerKind(module="duplex.adapters.engine.worker", incoming=FromWorker, ready=Ready)
+"""Workers with a `FrameModel`."""
+
+
 class WorkerProcess:
     """One process. Made by `start`; `ended` says how it ended, once it has.
 
@@ -36,16 +52,20 @@ class WorkerProcess:
     has said meanwhile before it finds it silent.
     """
 
-    def __init__(self, name: str, settings: EngineSettings, on_message: Callable[[FromWorker], None]) -> None:
+    def __init__(
+        self, name: str, kind: WorkerKind, settings: EngineSettings, on_message: Callable[[Any], None]
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.name = name
+        self.kind = kind
         self.ended: asyncio.Future[str] = loop.create_future()
-        self.ready: Ready | None = None
+        self.ready: Any = None
+        """The message of type `kind.ready`, once it has come."""
         self._settings = settings
         self._on_message = on_message
         self._output = _Output(name)
         self._fault: Failed | None = None
-        self._first: asyncio.Future[Ready] = loop.create_future()
+        self._first: asyncio.Future[Message] = loop.create_future()
         self._lost: asyncio.Future[str] = loop.create_future()
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.Transport | None = None
@@ -58,26 +78,32 @@ class WorkerProcess:
         cls,
         spec: WorkerSpec,
         settings: EngineSettings,
-        on_message: Callable[[FromWorker], None],
+        on_message: Callable[[Any], None],
         *,
         name: str,
+        kind: WorkerKind = FRAMES,
+        fds: Sequence[int] = (),
     ) -> WorkerProcess:
         """Spawn a worker and wait until its model is warm. Cancelling it leaves no process behind.
+
+        Args:
+            on_message: takes all messages but the first words.
+            fds: file descriptors that it inherits under the same numbers; its options tell it what they are.
 
         Raises:
             DuplexError: it could not start: with the code that it gave, else `ENGINE_DOWN` and the last lines
                 that it wrote.
         """
-        self = cls(name, settings, on_message)
+        self = cls(name, kind, settings, on_message)
         try:
-            await self._spawn(spec)
+            await self._spawn(spec, fds)
             await self._until_ready()
         except BaseException:
             await self._kill()
             raise
         return self
 
-    def send(self, message: ToWorker) -> None:
+    def send(self, message: Message) -> None:
         """Say something, if it is still there."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(pack(message))
@@ -92,7 +118,7 @@ class WorkerProcess:
 
     # --- start --------------------------------------------------------------------------------------
 
-    async def _spawn(self, spec: WorkerSpec) -> None:
+    async def _spawn(self, spec: WorkerSpec, fds: Sequence[int]) -> None:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         reader, writer = os.pipe()
@@ -102,7 +128,7 @@ class WorkerProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",  # a `duplex` folder in the current directory is not the package
-                *("-m", "duplex.adapters.engine.worker"),
+                *("-m", self.kind.module),
                 *("--factory", spec.factory, "--fd", str(theirs.fileno())),
                 *("--options", msgspec.json.encode(spec.options).decode()),
                 *("--settings", msgspec.json.encode(spec.settings).decode()),
@@ -110,7 +136,7 @@ class WorkerProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writer,
                 stderr=writer,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *fds),
                 start_new_session=True,  # Ctrl-C is the gateway's, which drains first
                 env={**os.environ, **spec.env},
             )
@@ -142,10 +168,10 @@ class WorkerProcess:
 
     # --- life ---------------------------------------------------------------------------------------
 
-    def received(self, message: FromWorker) -> None:
+    def received(self, message: Message) -> None:
         """The worker says something."""
         self._silent_ticks = 0
-        if isinstance(message, Ready):
+        if isinstance(message, self.kind.ready):
             if not self._first.done():
                 self._first.set_result(message)
         elif isinstance(message, Failed) and message.id == 0:
@@ -204,7 +230,7 @@ class _Link(asyncio.Protocol):
 
     def __init__(self, worker: WorkerProcess) -> None:
         self._worker = worker
-        self._unpacker: Unpacker[FromWorker] = Unpacker(FromWorker)
+        self._unpacker: Unpacker[Message] = Unpacker(worker.kind.incoming)
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -1,15 +1,15 @@
-"""One replica: a worker, the requests that run in it, and its next life when it dies."""
+"""One replica: a worker and the requests that run in it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 from itertools import count
 
 import msgspec
 
+from duplex.adapters.engine.lives import Lives
 from duplex.adapters.engine.messages import (
     Abort,
     Answer,
@@ -23,12 +23,10 @@ from duplex.adapters.engine.messages import (
     Stats,
 )
 from duplex.adapters.engine.model import ModelInfo
-from duplex.adapters.engine.process import WorkerProcess
+from duplex.adapters.engine.process import FRAMES, WorkerProcess
 from duplex.adapters.engine.request import EngineRequest, error_of
 from duplex.adapters.engine.settings import EngineSettings, WorkerSpec
 from duplex.core.errors import DuplexError, ErrorCode
-
-log = logging.getLogger("duplex.engine")
 
 
 class Totals(msgspec.Struct, kw_only=True):
@@ -40,25 +38,23 @@ class Totals(msgspec.Struct, kw_only=True):
     restarts: int = 0
 
 
-class Replica:
-    """Runs one worker, again and again. `ready` None: it takes nothing at the moment, and `fault` says
-    why."""
+class Replica(Lives[Ready]):
+    """One worker of a frame model. `ready` None: it takes nothing at the moment, and `fault` says why."""
 
     def __init__(self, name: str, spec: WorkerSpec, settings: EngineSettings) -> None:
-        self.name = name
-        self.fault: str | None = "is not started"
-        self.ready: Ready | None = None
+        super().__init__(name, spec, settings, kind=FRAMES)
         self.stats: Stats | None = None
         """The last that its worker told; None: it is down."""
-        self.totals = Totals()
-        self._spec = spec
-        self._settings = settings
-        self._process: WorkerProcess | None = None
+        self._totals = Totals()
         self._ids = count(1)
         self._requests: dict[int, EngineRequest] = {}
         self._ending: set[int] = set()  # aborted here, the slot perhaps not yet free
         self._calls: dict[int, asyncio.Future[bytes]] = {}
-        self._life: asyncio.Task[None] | None = None
+
+    @property
+    def totals(self) -> Totals:
+        """What it has counted until now."""
+        return msgspec.structs.replace(self._totals, restarts=self.restarts)
 
     @property
     def load(self) -> int:
@@ -67,57 +63,8 @@ class Replica:
 
     # --- life ---------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Start the worker for the first time.
-
-        Raises:
-            DuplexError: it cannot be started. It is not tried again.
-        """
-        self.fault = "is being started"
-        process = await self._begin()
-        self._life = asyncio.get_running_loop().create_task(self._live(process), name=f"engine {self.name}")
-
-    async def stop(self) -> None:
-        """End the worker. What runs in it fails."""
-        life, self._life = self._life, None
-        if life is not None:
-            life.cancel()
-            await asyncio.wait({life})
-        process, self._process = self._process, None
-        if process is not None:
-            self._down("is stopped")
-            await process.stop()
-
-    async def _live(self, process: WorkerProcess) -> None:
-        loop = asyncio.get_running_loop()
-        settings = self._settings
-        pause_s = settings.backoff_s
-        while True:
-            began = loop.time()
-            how = await asyncio.shield(process.ended)
-            if loop.time() - began >= settings.stable_s:
-                pause_s = settings.backoff_s
-            while True:
-                log.error("%s %s; it is started again in %g s", self.name, how, pause_s)
-                self._down(f"{how}; it is started again")
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, settings.backoff_most_s)
-                self.totals.restarts += 1
-                try:
-                    process = await self._begin()
-                    break
-                except (DuplexError, OSError) as error:
-                    log.error("%s", error)  # what it wrote is for the log, not for clients
-                    how = "could not be started again"
-
-    async def _begin(self) -> WorkerProcess:
-        process = await WorkerProcess.start(self._spec, self._settings, self._received, name=self.name)
-        self._process, self.ready, self.fault = process, process.ready, None
-        return process
-
     def _down(self, fault: str) -> None:
-        """The worker is gone: what ran in it fails."""
-        self._process, self.ready, self.stats, self.fault = None, None, None, fault
+        self.stats = None
         error = DuplexError(ErrorCode.ADAPTER_FAILED, f"{self.name} {fault}")
         requests, self._requests = self._requests, {}
         calls, self._calls = self._calls, {}
@@ -191,6 +138,6 @@ class Replica:
                     answer.set_result(message.payload)
             case Stats():
                 self.stats = message
-                self.totals.frames += message.frames
-                self.totals.launches += message.launches
-                self.totals.late += message.late
+                self._totals.frames += message.frames
+                self._totals.launches += message.launches
+                self._totals.late += message.late

@@ -15,6 +15,10 @@ MAX_MESSAGE: Final = 256 * 1024 * 1024
 """Bytes. What is longer is no message but a stream out of step."""
 
 
+class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """All messages are tagged arrays."""
+
+
 class WireError(Exception):
     """The bytes are no messages."""
 

@@ -14,24 +14,31 @@ is.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import importlib
 import logging
 import os
-import signal
 import socket
-import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import msgspec
 import numpy as np
 
+from duplex.adapters.engine.hosting import (
+    BROKEN,
+    STOPPED,
+    Command,
+    cannot_start,
+    command,
+    leave,
+    load_model,
+    on_signals,
+    resident_bytes,
+)
 from duplex.adapters.engine.messages import (
     Answer,
     Audio,
@@ -52,11 +59,6 @@ from duplex.adapters.engine.wire import Unpacker
 from duplex.core.errors import DuplexError, ErrorCode
 
 log = logging.getLogger("duplex.engine.worker")
-
-STOPPED: Final = 0
-BROKEN: Final = 1
-SWITCH_INTERVAL_S: Final = 5e-4
-"""How long a thread keeps the interpreter while others want it. The default, 5 ms, is more than a frame."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -123,7 +125,9 @@ class Worker:
             model = self._load()
             model.warm_up()
         except Exception as error:
-            return self._cannot_start(error)
+            self._outlet.say(cannot_start(error, log))
+            self._outlet.flush(1.0)
+            return BROKEN
         gc.collect()
         gc.freeze()  # what is loaded stays: a full collection would take longer than a frame
         load_ms = (monotonic() - began) * 1e3
@@ -279,23 +283,11 @@ class Worker:
             else:
                 self._outlet.say(Answer(id=call.id, payload=payload))
 
-    def _cannot_start(self, error: Exception) -> int:
-        if isinstance(error, DuplexError):
-            log.error("cannot start: %s", error)
-            failed = Failed(id=0, code=error.code.value, message=error.message, param=error.param)
-        else:
-            log.error("cannot start", exc_info=error)
-            words = f"{type(error).__name__}: {error}"
-            failed = Failed(id=0, code=ErrorCode.ADAPTER_FAILED.value, message=words)
-        self._outlet.say(failed)
-        self._outlet.flush(1.0)
-        return BROKEN
-
 
 def _stats(stepper: Stepper, model: FrameModel) -> Stats:
     scheduler = stepper.scheduler
     counts = scheduler.take_counts()
-    memory: Callable[[], int] = getattr(model, "memory_bytes", _resident_bytes)
+    memory: Callable[[], int] = getattr(model, "memory_bytes", resident_bytes)
     return Stats(
         active=scheduler.active,
         waiting=scheduler.waiting,
@@ -308,74 +300,22 @@ def _stats(stepper: Stepper, model: FrameModel) -> Stats:
     )
 
 
-def _resident_bytes() -> int:
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0  # no Linux
-
-
 def _now() -> float:
     return monotonic() * 1e3
 
 
-def load_model(factory: str, options: Mapping[str, Any]) -> FrameModel:
-    """What `module:function` makes of the options.
-
-    Raises:
-        DuplexError: `BAD_CONFIG`: there is no such function, or a package that it needs is missing.
-    """
-    module_name, _, name = factory.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), name, None)
-    except ImportError as error:
-        raise DuplexError(ErrorCode.BAD_CONFIG, f"{factory}: {error}") from error
-    if not callable(function):
-        raise DuplexError(ErrorCode.BAD_CONFIG, f"{module_name} has no function {name!r}")
-    model: FrameModel = function(options)
-    return model
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The process, but for its end: returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m duplex.adapters.engine.worker", description="A frame engine's worker."
-    )
-    parser.add_argument("--factory", required=True, help="module:function that makes the model")
-    parser.add_argument("--fd", required=True, type=int, help="the socket to the gateway")
-    parser.add_argument("--options", default="{}", help="the model's options, a JSON object")
-    parser.add_argument("--settings", default="{}", help="the worker's own settings, a JSON object")
-    parser.add_argument("--log-level", default="INFO")
-    flags = parser.parse_args(arguments)
-    logging.basicConfig(
-        stream=sys.stderr, level=flags.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
-    )
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    options = msgspec.json.decode(flags.options, type=dict[str, Any])
-    settings = msgspec.json.decode(flags.settings, type=WorkerSettings)
-    worker = Worker(socket.socket(fileno=flags.fd), lambda: load_model(flags.factory, options), settings)
-    _on_signals(worker.stop)
+    told = command("duplex.adapters.engine.worker", "A frame engine's worker.", arguments)
+    worker = Worker(told.sock, lambda: _load(told), told.settings)
+    on_signals(worker.stop)
     return worker.run()
 
 
-def _on_signals(stop: Callable[[str], None]) -> None:
-    """Be told of SIGTERM and SIGINT at once, whatever the main thread is in the middle of."""
-    hears, tells = socket.socketpair()
-    tells.setblocking(False)
-    signal.set_wakeup_fd(tells.detach())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: None)
-
-    def watch() -> None:
-        stop(signal.Signals(hears.recv(1)[0]).name)
-
-    threading.Thread(target=watch, name="engine signals", daemon=True).start()
+def _load(told: Command) -> FrameModel:
+    model: FrameModel = load_model(told.factory, told.options)
+    return model
 
 
 if __name__ == "__main__":
-    code = main()
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # the device's own threads and the daemon threads are in the middle of something
+    leave(main())
