@@ -75,8 +75,9 @@ class Lives(ABC, Generic[R]):
     def _down(self, fault: str) -> None:
         """The worker is gone: what ran in it fails. Perhaps told again while it is down."""
 
-    def _up_again(self, ready: R) -> None:
-        """A worker is up, the first one too."""
+    def _begun(self, ready: R) -> None:
+        """A worker is ready, the first one too. What is raised here ends it; `OSError` and `DuplexError`
+        are tried again."""
         return
 
     # --- lives --------------------------------------------------------------------------------------
@@ -107,8 +108,12 @@ class Lives(ABC, Generic[R]):
         process = await WorkerProcess.start(
             self._spec, self._settings, self._received, name=self.name, kind=self._kind, fds=self._fds
         )
+        try:
+            self._begun(process.ready)
+        except BaseException:
+            await process.stop()
+            raise
         self._process, self.ready, self.fault = process, process.ready, None
-        self._up_again(process.ready)
         return process
 
     def _lose(self, fault: str) -> None:

@@ -1,0 +1,1 @@
+"""Vision encoder and cognition gate in a process of their own, shared by all sessions."""
