@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -12,36 +12,58 @@ from duplex.adapters.health import Figure
 from duplex.adapters.mage_vl.windows.types import VisualInput
 from duplex.core.types import CodecWindow, HistoryItem, ImageWindow, VideoWindow
 
+if TYPE_CHECKING:
+    from duplex.adapters.mage_vl.windows.pairing import Pairing
+
+Visible: TypeAlias = VideoWindow | ImageWindow
 Media: TypeAlias = VideoWindow | ImageWindow | CodecWindow
 
 
 class Stream(Protocol):
-    """One session's input on its way to segments. Its methods block; they are called one at a time, in order,
-    from any thread."""
+    """One session's windows on their way to segments. `see`, `finish` and `reset` block; they are called one
+    at a time, in order, from any thread."""
 
-    def prepare(self, window: Media) -> Sequence[VisualInput]:
-        """The segments that a window completes; none while more is needed.
+    def see(self, window: Visible, codec: CodecWindow | None = None) -> VisualInput | None:
+        """The segment of a window, with the side information that the client sent for it; None: all of it is
+        held back until more comes.
 
         Raises:
             DuplexError: the window cannot be used; the next one can.
         """
         ...
 
-    def finish(self) -> Sequence[VisualInput]:
+    def finish(self) -> VisualInput | None:
         """The input has ended: what was held back."""
         ...
 
-    def close(self) -> None: ...
+    def reset(self) -> None:
+        """Windows were dropped before the next one."""
+        ...
+
+    def close(self) -> None:
+        """Free it, at once, whatever is being done."""
+        ...
 
 
 class Backend(Protocol):
     """How windows become segments."""
 
+    @property
+    def takes_codec(self) -> bool:
+        """Clients may send side information of their own: `codec_window`."""
+        ...
+
     def start(self) -> None:
         """Raise `DuplexError(BAD_CONFIG)` with what to install where a piece is missing."""
         ...
 
-    def open(self) -> Stream: ...
+    def open(self) -> Stream:
+        """For one session."""
+        ...
+
+    def pairing(self) -> Pairing | None:
+        """For one session: windows and the client's side information for them; None: there is none."""
+        ...
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -49,17 +71,19 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         key: names its content.
-        time_s: for the prompt's `<X.X seconds>`.
-        tokens: how many it takes in the prompt.
+        time_s: for the prompt's `<X.X seconds>`; None: a still, which has no time.
+        tokens: visual tokens of it.
         data: embeddings, torch (tokens, hidden), or a JPEG's bytes.
         size: bytes of `data`.
+        runs: of a canvas: its tokens in runs of one source frame each, as (seconds, tokens).
     """
 
     key: str
-    time_s: float
+    time_s: float | None
     tokens: int
     data: Any
     size: int
+    runs: tuple[tuple[float, int], ...] = ()
 
 
 class Glance(msgspec.Struct, frozen=True, kw_only=True, eq=False):
