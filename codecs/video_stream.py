@@ -57,6 +57,8 @@ class VideoStream:
         self.limits = limits or VideoLimits()
         self.end_ms = 0.0
         """Where the last window ended on the client's clock."""
+        self.expected = 0
+        """Coded frames of the window whose frames are being given; the decoder may hold a few back."""
         self._motion = motion
         self._scaler = Scaler()
         self._decoder: av.VideoCodecContext | None = None
@@ -119,6 +121,7 @@ class VideoStream:
         budget = Budget(self.limits)
         budget.check_frames(len(images))
         self.reset()
+        self.expected = len(images)
         start_ms = self.end_ms if pts_ms is None else pts_ms
         step = interval_ms if duration_ms is None else duration_ms / max(1, len(images))
         budget.check_duration(step * len(images))
@@ -149,6 +152,7 @@ class VideoStream:
         if container is Container.MP4:
             check_mp4(data, budget)
         packets, context = self._demux(container, data, budget)
+        self.expected = len(packets)
         whole = not continues and container is not Container.MPEG_TS
         if whole or self._decoder is None or self._codec != context.name:
             if self._decoder is not None and self._has_key:
@@ -245,6 +249,7 @@ class VideoStream:
             raise invalid("the window has no video frames: it is truncated or empty")
         # No time stamps in the stream: frames are spread evenly in display order, after those that the
         # decoder still holds back of the window before.
+        self.expected = len(packets)
         step = 40.0 if duration_ms is None else duration_ms / len(packets)
         budget.check_duration(step * len(packets))
         self._clock = (start_ms - step * len(self._packet_bytes), step)

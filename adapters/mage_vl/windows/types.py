@@ -23,7 +23,7 @@ Positions: TypeAlias = NDArray[np.int32]
 Times: TypeAlias = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class VisualInput:
     """One segment as the vision encoder takes it: n frames or canvases of one size.
 
@@ -62,6 +62,10 @@ class VisualInput:
             raise ValueError("positions must be int32 and not negative")
         if self.times_s.shape != (n,) or self.times_s.dtype != np.float64:
             raise ValueError(f"times of shape {self.times_s.shape} for {n} images")
+
+    def __repr__(self) -> str:
+        n, height, width, _ = self.images.shape
+        return f"VisualInput({self.segment_id!r}, {n} images of {width}x{height}, at {self.pts_ms:g} ms)"
 
     @property
     def grid(self) -> tuple[int, int]:
