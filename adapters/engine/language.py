@@ -253,6 +253,12 @@ def check(prompt: Prompt, info: EngineInfo) -> int | None:
         raise DuplexError(ErrorCode.COMMIT_EMPTY, "an empty prompt has no answer")
     if isinstance(prompt, TokenPrompt | MediaPrompt):
         check_ids(prompt.ids, info)
+    if isinstance(prompt, EmbedsPrompt):
+        _check_embeddings(prompt.embeds, int(prompt.embeds.shape[0]), info)
+    if isinstance(prompt, MediaPrompt):
+        for item in prompt.items:
+            if getattr(item.data, "ndim", 0) == 2:
+                _check_embeddings(item.data, item.tokens, info)
     if length is not None:
         check_room(length, info)
     return length
@@ -270,4 +276,14 @@ def check_room(length: int, info: EngineInfo) -> None:
         raise DuplexError(
             ErrorCode.INPUT_OVERFLOW,
             f"a prompt of {length} tokens leaves no room in a context of {info.context_tokens}",
+        )
+
+
+def _check_embeddings(embeds: Any, tokens: int, info: EngineInfo) -> None:
+    """A wrong shape would end the engine for everyone."""
+    shape = tuple(embeds.shape)
+    if info.hidden_size is not None and shape != (tokens, info.hidden_size):
+        raise DuplexError(
+            ErrorCode.INVALID_VALUE,
+            f"embeddings have the shape {shape}, the model takes {(tokens, info.hidden_size)}",
         )

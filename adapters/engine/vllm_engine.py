@@ -1,0 +1,210 @@
+"""A language model on vLLM's engine core, kept alive."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from itertools import count
+from typing import Any
+
+from duplex.adapters.engine.characters import Characters
+from duplex.adapters.engine.language import EngineInfo, Prompt, Sampling, TokenDelta, check
+from duplex.adapters.engine.vllm_life import Life
+from duplex.adapters.engine.vllm_outputs import abort, delta_of, finish_of
+from duplex.adapters.engine.vllm_parking import Parking
+from duplex.adapters.engine.vllm_session import VllmSession
+from duplex.adapters.engine.vllm_settings import VllmSettings
+from duplex.adapters.health import Figure
+from duplex.core.errors import DuplexError, ErrorCode
+
+log = logging.getLogger("duplex.engine")
+
+
+class VllmEngine:
+    """A `LanguageEngine`.
+
+    An engine that dies, or answers nothing for `life.hang_s`, fails what runs on it with `ADAPTER_FAILED`
+    and is started again, after a pause that doubles from death to death. Until it is up, prompts fail at once
+    with `ENGINE_DOWN`.
+    """
+
+    def __init__(self, settings: VllmSettings, *, name: str = "vLLM") -> None:
+        self.name = name
+        self.fault: str | None = "is not started"
+        self.restarts = 0
+        self.parking = Parking(settings.parked)
+        self._settings = settings
+        self._info: EngineInfo | None = None
+        self._life: Life | None = None
+        self._living: asyncio.Task[None] | None = None
+        self._ids = count(1)
+        self._totals = {"prompt_tokens": 0, "output_tokens": 0, "requests": 0, "aborted": 0, "failed": 0}
+        self._active = 0
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> EngineInfo:
+        """What runs. Raises `DuplexError` (`ENGINE_DOWN`) before the first start is over."""
+        if self._info is None:
+            raise self._down()
+        return self._info
+
+    @property
+    def healthy(self) -> bool:
+        """It is up."""
+        return self._life is not None
+
+    async def start(self) -> None:
+        """Load the model.
+
+        Raises:
+            DuplexError: it cannot be started, and is not tried again.
+        """
+        self.fault = "is being started"
+        try:
+            life = await self._begin()
+        except DuplexError as error:
+            self.fault = f"could not be started: {error.message}"
+            raise
+        self._living = asyncio.get_running_loop().create_task(self._live(life), name=f"keeping {self.name}")
+
+    async def stop(self) -> None:
+        """End it, and whatever still runs on it."""
+        living, self._living = self._living, None
+        if living is not None:
+            living.cancel()
+            await asyncio.wait({living})
+        life, self._life = self._life, None
+        self.fault = "is stopped"
+        if life is not None:
+            await life.close()
+
+    async def _begin(self) -> Life:
+        life = await Life.begin(self.name, self._settings)
+        self._life, self._info, self.fault = life, life.info, None
+        self.parking.opened(slots=life.slots if life.parks else 0, tokens=life.cache_tokens)
+        return life
+
+    async def _live(self, life: Life) -> None:
+        loop = asyncio.get_running_loop()
+        settings = self._settings.life
+        pause_s = settings.backoff_s
+        while True:
+            began = loop.time()
+            how = await asyncio.shield(life.ended)
+            self._life = None
+            if loop.time() - began >= settings.stable_s:
+                pause_s = settings.backoff_s
+            closing = loop.create_task(_close(life), name=f"clearing up {self.name}")
+            while True:
+                self.fault = f"{how}; it is started again"
+                log.error("%s %s; it is started again in %g s", self.name, how, pause_s)
+                await asyncio.sleep(pause_s)
+                await asyncio.shield(closing)
+                pause_s = min(pause_s * 2, settings.backoff_most_s)
+                self.restarts += 1
+                try:
+                    life = await self._begin()
+                    break
+                except DuplexError as error:
+                    log.error("%s", error)  # what it says is for the log, not for clients
+                    how = "could not be started again"
+
+    def up(self) -> Life:
+        """The life that takes prompts now. Raises `ENGINE_DOWN` where there is none."""
+        if self._life is None or self._life.ended.done():
+            raise self._down()
+        return self._life
+
+    def _down(self) -> DuplexError:
+        return DuplexError(ErrorCode.ENGINE_DOWN, f"{self.name} {self.fault}")
+
+    # --- work ---------------------------------------------------------------------------------------
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[TokenDelta, None]:
+        """Answer a prompt: see `LanguageEngine.generate`."""
+        life = self.up()
+        length = check(prompt, life.info)
+        assert length is not None  # None is a chat's, which is refused
+        parameters = life.parameters(sampling, life.context - length)
+        characters = Characters(life.tokenizer)
+        id = self.new_id()
+        outputs: AsyncGenerator[Any, None] | None = None
+        over = False
+        self._active += 1
+        try:
+            outputs = life.engine.generate(await life.render(prompt), parameters, id)
+            async for output in outputs:
+                finish = finish_of(output, self.name)
+                over = finish is not None
+                delta = delta_of(output, characters, length, finish)
+                self.count(output_tokens=len(delta.ids))
+                yield delta
+        except DuplexError:
+            raise
+        except Exception as error:
+            self.count(failed=1)
+            over = life.ended.done()
+            raise life.error_of(error, self.name) from error
+        finally:
+            self._active -= 1
+            self.count(requests=1, prompt_tokens=length, aborted=not over)
+            if not over:
+                await abort(life, outputs, id)
+
+    def session(self) -> VllmSession:
+        """Begin a session: see `LanguageEngine.session`."""
+        return VllmSession(self)
+
+    def new_id(self) -> str:
+        """A request's name in vLLM."""
+        return f"duplex-{next(self._ids)}"
+
+    # --- metrics ------------------------------------------------------------------------------------
+
+    def count(self, **more: int) -> None:
+        """Add to the totals."""
+        for name, number in more.items():
+            self._totals[name] += number
+
+    def figures(self) -> list[Figure]:
+        """What `/metrics` shows: see docs/language-engine.md."""
+        stats = self._life.stats if self._life is not None else None
+        gauges = (
+            ("up", self.healthy, "1 while the engine is loaded and answers."),
+            ("active", self._active, "Answers that are being generated."),
+            ("running", stats.running if stats else 0, "Requests in the engine's batch."),
+            ("waiting", stats.waiting if stats else 0, "Requests that wait for a place in it."),
+            ("cache_usage_ratio", stats.cache_usage if stats else 0, "Share of the key-value cache in use."),
+            ("parked_sessions", len(self.parking), "Sessions that hold a place between turns."),
+        )
+        totals = self._totals
+        counters = (
+            ("requests", totals["requests"], "Prompts that were answered or given up."),
+            ("prompt_tokens", totals["prompt_tokens"], "Tokens of all prompts."),
+            ("output_tokens", totals["output_tokens"], "Tokens of all answers."),
+            ("aborted", totals["aborted"], "Answers that nobody wanted any more."),
+            ("failed", totals["failed"], "Answers that ended with an error."),
+            ("restarts", self.restarts, "Times that the engine was started again."),
+            ("cache_lookup_tokens", stats.looked_up if stats else 0, "Prompt tokens looked up in the cache."),
+            ("cache_found_tokens", stats.found if stats else 0, "Prompt tokens that the cache had."),
+        )
+        return [
+            *(
+                Figure(name=f"language_{name}", kind="gauge", words=words, value=float(value))
+                for name, value, words in gauges
+            ),
+            *(
+                Figure(name=f"language_{name}", kind="counter", words=words, value=float(value))
+                for name, value, words in counters
+            ),
+        ]
+
+
+async def _close(life: Life) -> None:
+    try:
+        await life.close()
+    except Exception:
+        log.exception("what is left of an engine that died")

@@ -1,0 +1,55 @@
+"""What vLLM tells of its scheduler, kept for `/metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Stats:
+    """Of one life, over all its engines (data parallel ranks): requests that run and that wait, the share of
+    the cache in use (0 to 1, of the fullest), prompt tokens looked up in the prefix cache and found there."""
+
+    def __init__(self) -> None:
+        self._engines: dict[int, tuple[int, int, float]] = {}
+        self.looked_up = 0
+        self.found = 0
+
+    @property
+    def running(self) -> int:
+        return sum(running for running, _, _ in self._engines.values())
+
+    @property
+    def waiting(self) -> int:
+        return sum(waiting for _, waiting, _ in self._engines.values())
+
+    @property
+    def cache_usage(self) -> float:
+        return max((usage for _, _, usage in self._engines.values()), default=0.0)
+
+    def take(self, engine: int, told: Any) -> None:
+        """What a step of one engine came with: vLLM's `SchedulerStats`."""
+        self._engines[engine] = (told.num_running_reqs, told.num_waiting_reqs, told.kv_cache_usage)
+        if (prefix := told.prefix_cache_stats) is not None:
+            self.looked_up += prefix.queries
+            self.found += prefix.hits
+
+
+def logger_of(stats: Stats) -> Callable[..., Any]:
+    """What vLLM calls for each of its engines; it makes a logger that fills `stats`."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Logger(StatLoggerBase):  # type: ignore[misc]
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            self._engine = engine_index
+
+        def record(
+            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+        ) -> None:
+            if scheduler_stats is not None:
+                stats.take(self._engine, scheduler_stats)
+
+        def log_engine_initialized(self) -> None:
+            return
+
+    return Logger
