@@ -7,7 +7,6 @@ a stream at any frame.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING
 import av
 from av.error import FFmpegError
 
+from duplex.codecs.video_demux import demux
 from duplex.codecs.video_frame import Scaler, VideoFrame, picture_type
-from duplex.codecs.video_limits import Budget, VideoLimits, invalid, too_large, unsupported
+from duplex.codecs.video_limits import Budget, VideoLimits, invalid, too_large
 from duplex.codecs.video_mp4 import check_mp4, init_segment, starts_fragment
 from duplex.codecs.video_sniff import CLUSTER, Container, container_of
 from duplex.codecs.video_stills import decode_still
@@ -26,21 +26,8 @@ from duplex.core.errors import DuplexError
 if TYPE_CHECKING:
     from duplex.codecs.video_frame import VideoPacket
 
-DECODERS = frozenset(
-    ("h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg")
-)
-"""Video codecs that are decoded. The rest of libav's hundreds are not reachable from a session."""
-
 _SAME_CLOCK_MS = 500.0
 _MICROSECONDS = Fraction(1, 1_000_000)
-
-# The demuxer reads nothing but the bytes it is given, and its probe decodes nothing.
-_DEMUX_OPTIONS = {
-    "protocol_whitelist": "none",
-    "codec_whitelist": "none",
-    "enable_drefs": "0",
-    "max_streams": "32",
-}
 
 
 class VideoStream:
@@ -151,7 +138,7 @@ class VideoStream:
         data, continues = self._with_header(container, data)
         if container is Container.MP4:
             check_mp4(data, budget)
-        packets, context = self._demux(container, data, budget)
+        packets, context = demux(container, data, budget)
         self.expected = len(packets)
         whole = not continues and container is not Container.MPEG_TS
         if whole or self._decoder is None or self._codec != context.name:
@@ -182,33 +169,6 @@ class VideoStream:
         if self._header is None or self._header[0] is not container:
             raise invalid("a fragment without a header, and no window before it had one")
         return self._header[1] + data, True
-
-    def _demux(
-        self, container: Container, data: bytes, budget: Budget
-    ) -> tuple[list[VideoPacket], av.VideoCodecContext]:
-        options = {**_DEMUX_OPTIONS, "format_whitelist": _WHITELIST[container]}
-        with (
-            budget.working(),
-            av.open(io.BytesIO(data), "r", container.value, options, io_open=_refuse) as source,
-        ):
-            if not source.streams.video:
-                raise invalid("the window has no video track")
-            stream = source.streams.video[0]
-            context = stream.codec_context
-            if context is None or context.name not in DECODERS:
-                name = "unknown" if context is None else context.name
-                raise unsupported(f"the video codec {name} is not supported")
-            if source.duration is not None:
-                budget.check_duration(source.duration / 1000)
-            budget.check_size(context.width, context.height)
-            packets = []
-            for packet in source.demux(stream):
-                if packet.size:
-                    packets.append(packet)
-                    budget.check_frames(len(packets))
-        if not packets:
-            raise invalid("the window has no video frames: it is truncated or empty")
-        return packets, context
 
     def _stamp(self, packets: Sequence[VideoPacket], start_ms: float, *, continues: bool) -> None:
         """Put the packets on the client's clock, in microseconds, the first shown at `start_ms`."""
@@ -337,18 +297,7 @@ class VideoStream:
         return frame
 
 
-_WHITELIST = {
-    Container.MP4: "mov,mp4,m4a,3gp,3g2,mj2",
-    Container.MATROSKA: "matroska,webm",
-    Container.MPEG_TS: "mpegts",
-}
-
-
 def _decoder(name: str) -> av.VideoCodecContext:
     context = av.CodecContext.create(name, "r")
     assert isinstance(context, av.VideoCodecContext)
     return context
-
-
-def _refuse(url: str, flags: int, options: dict[str, str]) -> io.BytesIO:
-    raise invalid("the window refers to another file or address; it must hold its own media")

@@ -91,7 +91,7 @@ class CodecWindows:
             return VisualInput(
                 images=fitted(frame, *size, self._image_max_pixels)[None],
                 positions=raster([0], *size),
-                times_s=np.array([segment.seconds(frame.pts_ms)]),
+                times_s=segment.seconds(np.array([frame.pts_ms])),
                 segment_id=segment.id,
                 pts_ms=segment.start_ms,
                 duration_ms=segment.duration_ms,
@@ -104,7 +104,9 @@ class CodecWindows:
         plan: _Plan | None = None
         size = (0, 0)
         last: tuple[int, VideoFrame] | None = None
+        frame_ms: list[float] = []
         for index, frame in segment.frames():
+            frame_ms.append(frame.pts_ms)
             if plan is None:
                 plan = self._plan(segment)
                 size = image_size(frame.width, frame.height, self._max_pixels)
@@ -125,7 +127,8 @@ class CodecWindows:
         return VisualInput(
             images=np.concatenate([part.images for part in made]),
             positions=np.concatenate([part.positions for part in made]),
-            times_s=np.array([segment.seconds(at) for at in times.tolist()]),
+            times_s=segment.seconds(times),
+            frame_times_s=segment.seconds(np.array(frame_ms)),
             segment_id=segment.id,
             pts_ms=segment.start_ms,
             duration_ms=segment.duration_ms,

@@ -44,12 +44,14 @@ class CostEstimator:
         """Estimated bits of each cell, float32 (H // 8, W // 8), of a frame shown as `image` (H, W, 3)."""
         green = image[..., 1].astype(np.int16)  # near enough to luma, and at hand
         key = is_key(frame)
-        weights = np.sqrt(self._change(green, key) * _detail(green))
+        weights: Costs = np.sqrt(self._change(green, key) * _detail(green))
         if key or not frame.packet_bytes:
-            return weights * np.float32(_NO_PACKET_BITS)
+            weights *= np.float32(_NO_PACKET_BITS)
+            return weights
         weights *= _coding_effort(frame, weights.shape)
         total = float(weights.sum())
-        return weights * np.float32(frame.packet_bytes * 8 / total) if total else weights
+        weights *= np.float32(frame.packet_bytes * 8 / total if total else 0)
+        return weights
 
     def _change(self, green: NDArray[np.int16], key: bool) -> Costs:
         """Mean difference of each cell to the frame before, in levels.
@@ -87,7 +89,9 @@ def _cells(pixels: NDArray[np.int16]) -> Costs:
     # sums of a column of 8 fit into 16 bits
     tall = pixels.reshape(rows, CELL, columns * CELL).sum(1, dtype=np.int16)
     sums = tall.reshape(rows, columns, CELL).sum(2, dtype=np.int32)
-    return sums.astype(np.float32) / np.float32(CELL * CELL)
+    means: Costs = sums.astype(np.float32)
+    means /= np.float32(CELL * CELL)
+    return means
 
 
 def _coding_effort(frame: VideoFrame, shape: tuple[int, ...]) -> Costs:
@@ -115,4 +119,5 @@ def spread(grid: NDArray[Any], shape: tuple[int, ...]) -> Costs:
     """A coarse or fine grid over the same picture, taken at the centres of `shape` cells."""
     rows = ((np.arange(shape[0]) + 0.5) * grid.shape[0] / shape[0]).astype(np.intp)
     columns = ((np.arange(shape[1]) + 0.5) * grid.shape[1] / shape[1]).astype(np.intp)
-    return grid[rows[:, None], columns].astype(np.float32)
+    cells: Costs = grid[rows[:, None], columns].astype(np.float32)
+    return cells

@@ -79,7 +79,7 @@ class FrameWindows:
         return VisualInput(
             images=np.stack([image for _, _, image in kept]),
             positions=raster([index for index, _, _ in kept], *size),
-            times_s=np.array([segment.seconds(at) for _, at, _ in kept], np.float64),
+            times_s=segment.seconds(np.array([at for _, at, _ in kept])),
             segment_id=segment.id,
             pts_ms=segment.start_ms,
             duration_ms=segment.duration_ms,

@@ -1,7 +1,7 @@
 """Brings a client's side information together with the window that it is about.
 
-Both carry the same `segment_id` and may come in either order. Sans I/O: the caller gives the time and asks when
-to come back.
+Both carry the same `segment_id` and may come in either order. Sans I/O: the caller gives the time and asks
+when to come back.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Pairing:
         self._wait_s, self._keep_s = wait_s, keep_s
         self._windows: deque[_Waiting] = deque()
         self._codecs: dict[str, tuple[CodecWindow, float]] = {}
+        self._gone: deque[str] = deque(maxlen=2 * MOST_WAITING)  # segments that went on their way alone
         self._expects = True
 
     @property
@@ -78,7 +79,7 @@ class Pairing:
         return [*self.due(now), *self._put_window(window, now)]
 
     def due(self, now: float) -> list[Ready]:
-        """What has waited long enough."""
+        """What has waited long enough. At infinity, when the input ends, that is all."""
         ready: list[Ready] = []
         if any(waiting.until <= now and waiting.pair.codec is None for waiting in self._windows):
             self._expects = False
@@ -86,16 +87,6 @@ class Pairing:
         for segment in [s for s, (_, until) in self._codecs.items() if until <= now]:
             codec, _ = self._codecs.pop(segment)
             ready.append(_alone(codec, f"no window of the segment {segment!r} came"))
-        return ready
-
-    def end(self) -> list[Ready]:
-        """The input ends: everything that waits."""
-        ready: list[Ready] = [waiting.pair for waiting in self._windows]
-        ready += [
-            _alone(codec, f"no window of the segment {s!r} came") for s, (codec, _) in self._codecs.items()
-        ]
-        self._windows.clear()
-        self._codecs.clear()
         return ready
 
     def _put_codec(self, codec: CodecWindow, now: float) -> list[Ready]:
@@ -107,6 +98,9 @@ class Pairing:
             if _segment(waiting.pair.window) == segment and waiting.pair.codec is None:
                 self._windows[at] = replace(waiting, pair=Paired(window=waiting.pair.window, codec=codec))
                 return self._release(now)
+        if segment in self._gone:
+            self._gone.remove(segment)
+            return [_alone(codec, f"the window of the segment {segment!r} did not wait so long for it")]
         ready: list[Ready] = []
         if segment in self._codecs:
             ready.append(_alone(self._codecs.pop(segment)[0], f"another came for the segment {segment!r}"))
@@ -132,7 +126,10 @@ class Pairing:
             full = len(self._windows) > MOST_WAITING
             if first.pair.codec is None and first.until > now and self._expects and not full:
                 break
-            ready.append(self._windows.popleft().pair)
+            pair = self._windows.popleft().pair
+            if pair.codec is None and (segment := _segment(pair.window)):
+                self._gone.append(segment)
+            ready.append(pair)
         return ready
 
 

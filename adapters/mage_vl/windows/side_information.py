@@ -70,7 +70,8 @@ class SideInformation:
         if self.frame_bits is not None:
             bits *= self.frame_bits[place] / max(float(self.frame_bits.mean()), 1e-6)
         total = float(costs.sum())
-        return costs * (bits / np.float32(total)) if total else costs
+        scaled: Costs = costs * (bits / np.float32(total) if total else np.float32(0))
+        return scaled
 
     def _place(self, index: int, of: int) -> int:
         return min(max(0, index) * self.frames // max(1, of), self.frames - 1)
@@ -170,7 +171,8 @@ def _full_scale(grids: NDArray[Any]) -> Costs:
     """Each frame's grid as shares of its own 95th percentile, at most 1."""
     flat = grids.reshape(len(grids), -1)
     full = np.maximum(np.percentile(flat, _PERCENTILE, axis=1), 1e-6)
-    return np.minimum(grids / full[:, None, None], 1).astype(np.float32)
+    shares: Costs = np.minimum(grids / full[:, None, None], 1).astype(np.float32)
+    return shares
 
 
 def _sum(parts: list[Costs]) -> Costs | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
+import numpy as np
+
+from duplex.adapters.mage_vl.windows.types import Times
 from duplex.codecs.video import VideoFrame, VideoLimits, VideoStream
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import ImageWindow, VideoWindow
@@ -54,9 +57,9 @@ class Segment:
                 self._source.begin(frame.pts_ms)
             yield frame.index - self._first, frame
 
-    def seconds(self, pts_ms: float) -> float:
+    def seconds(self, pts_ms: Times) -> Times:
         """Seconds from the start of the session's video, at least 0."""
-        return max(0.0, (pts_ms - self._source.origin_ms) / 1000)
+        return np.maximum(0.0, (pts_ms - self._source.origin_ms) / 1000)
 
 
 class Source:

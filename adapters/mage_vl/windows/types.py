@@ -5,7 +5,7 @@ Sizes are in pixels, times on the client's clock in the unit that the name says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -34,6 +34,8 @@ class VisualInput:
             row and column count patches of the resized source frame. All are at least 0.
         times_s: float64 (n,), time of each image, in seconds from the start of the session's video, for the
             prompt's `<X.X seconds>`. Of a canvas: of its earliest patch.
+        frame_times_s: float64, time of each source frame, by the index that `positions` have; empty where
+            each image is one frame.
         segment_id: The window's id.
         pts_ms: Start of the segment on the client's clock.
         duration_ms: Its length.
@@ -45,6 +47,7 @@ class VisualInput:
     images: Images
     positions: Positions
     times_s: Times
+    frame_times_s: Times = field(default_factory=lambda: np.zeros(0))
     segment_id: str
     pts_ms: float
     duration_ms: float
@@ -62,6 +65,8 @@ class VisualInput:
             raise ValueError("positions must be int32 and not negative")
         if self.times_s.shape != (n,) or self.times_s.dtype != np.float64:
             raise ValueError(f"times of shape {self.times_s.shape} for {n} images")
+        if len(self.frame_times_s) and self.positions[..., 0].max() >= len(self.frame_times_s):
+            raise ValueError(f"times of only {len(self.frame_times_s)} source frames")
 
     def __repr__(self) -> str:
         n, height, width, _ = self.images.shape
@@ -75,9 +80,9 @@ class VisualInput:
     @property
     def tokens_per_image(self) -> int:
         """Visual tokens of one image."""
-        return self.images.shape[1] // BLOCK * (self.images.shape[2] // BLOCK)
+        return int(self.images.shape[1] // BLOCK * (self.images.shape[2] // BLOCK))
 
     @property
     def visual_tokens(self) -> int:
         """Visual tokens of the segment: n × (H // 32) × (W // 32)."""
-        return self.images.shape[0] * self.tokens_per_image
+        return len(self.images) * self.tokens_per_image
