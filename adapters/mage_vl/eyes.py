@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from duplex.adapters.health import Figure
 from duplex.adapters.mage_vl.ports import Eye, Glance, Picture
+from duplex.adapters.mage_vl.prompt import runs_of
 from duplex.adapters.mage_vl.windows.types import VisualInput
 
 JPEG_QUALITY: Final = 3
@@ -37,7 +38,7 @@ class _Seen(Protocol):
 
 
 class _ClientEye(Protocol):
-    async def look(self, visual: VisualInput, gate: bool = True) -> _Seen | None: ...
+    async def look(self, window: VisualInput, *, gate: bool = True) -> _Seen | None: ...
 
     def close(self) -> None: ...
 
@@ -106,8 +107,11 @@ class _ModelEye:
                     tokens=visual.tokens_per_image,
                     data=tokens,
                     size=tokens.numel() * tokens.element_size(),
+                    runs=_runs(visual, number),
                 )
-                for time_s, tokens in zip(visual.times_s, seen.tokens.torch(), strict=True)
+                for number, (time_s, tokens) in enumerate(
+                    zip(visual.times_s, seen.tokens.torch(), strict=True)
+                )
             )
         return _glance(visual, pictures, seen.p_speak[-1] if seen.p_speak else None)
 
@@ -145,6 +149,13 @@ class _FrameEye:
 
     def close(self) -> None:
         return None
+
+
+def _runs(visual: VisualInput, number: int) -> tuple[tuple[float, int], ...]:
+    """Of a canvas: which of its tokens are of which source frame."""
+    if not len(visual.frame_times_s):
+        return ()
+    return tuple(runs_of(visual.positions[number], visual.frame_times_s))
 
 
 def _keys() -> Iterator[str]:

@@ -10,10 +10,15 @@ from typing import Any, Final, Literal
 import msgspec
 
 from duplex.adapters.base import NotConfigured
+from duplex.adapters.mage_vl.windows.backends import WindowOptions
 from duplex.core.errors import DuplexError, ErrorCode
 
 PROMPT: Final = "Please describe the video content in detail based on the provided information."
 """What the published model is asked for a comment."""
+NOT_CONFIGURED: Final = (
+    "mage-vl: neither model is set (a checkpoint's folder, or its name on the hub) nor remote "
+    "(a server that has it)"
+)
 MOST_WINDOWS: Final = 64
 """Windows that a session keeps at most."""
 _MIB = 1024 * 1024
@@ -67,10 +72,8 @@ class MageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         gate: the model decides by itself when to speak. Off: only when asked. With `remote` the gate
             needs `model` too: the eye runs here.
         backend: how windows become images: sampled frames, canvases from the codec's own side information,
-            or canvases made by the package codec-video-prep.
-        fps: frames a second that are looked at; None: the backend's own.
-        max_pixels: of an image; None: the backend's own.
-        segment_ms: windows are gathered until they are so long; None: each is looked at as it comes.
+            or canvases made by the package codec-video-prep. None: "codec", and "frames" with `remote`.
+        input: the backend's own options, see `WindowOptions`.
         prompt: what a comment is asked with.
         windows: most windows in the prompt of a comment.
         question_windows: most windows in the prompt of an answer.
@@ -95,10 +98,8 @@ class MageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: str = "auto"
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
     gate: bool | None = None
-    backend: Literal["frames", "codec", "cv-preinfer"] = "frames"
-    fps: float | None = None
-    max_pixels: int | None = None
-    segment_ms: float | None = None
+    backend: Literal["frames", "codec", "cv-preinfer"] | None = None
+    input: dict[str, Any] = {}
     prompt: str = PROMPT
     windows: int = 4
     question_windows: int = 8
@@ -130,6 +131,15 @@ class MageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def gated(self) -> bool:
         """The gate runs."""
         return self.looks and self.gate is not False
+
+    @property
+    def window_options(self) -> WindowOptions:
+        """How windows become images. Raises `DuplexError(BAD_CONFIG)`: an unknown name, a wrong value."""
+        backend = self.backend or ("codec" if self.remote is None else "frames")
+        try:
+            return msgspec.convert({**self.input, "backend": backend}, WindowOptions)
+        except msgspec.ValidationError as error:
+            raise _bad(f"input: {error}", "input") from None
 
     @property
     def workers(self) -> int:
@@ -180,11 +190,7 @@ def read_options(options: Mapping[str, Any]) -> MageOptions:
     except msgspec.ValidationError as error:
         raise DuplexError(ErrorCode.BAD_CONFIG, f"mage-vl: {error}") from None
     if read.model is None and read.remote is None:
-        raise NotConfigured(
-            "mage-vl: neither model is set (a checkpoint's folder, or its name on the hub) nor remote "
-            "(a server that has it)",
-            param="model",
-        )
+        raise NotConfigured(NOT_CONFIGURED, param="model")
     _check(read)
     return read
 
@@ -193,9 +199,6 @@ def _check(read: MageOptions) -> None:
     windows = f"is from 1 to {MOST_WINDOWS}"
     rules: tuple[tuple[str, bool, str], ...] = (
         ("id", bool(read.id), "is a name"),
-        ("fps", read.fps is None or 0 < read.fps <= 60, "is above 0 and at most 60"),
-        ("max_pixels", read.max_pixels is None or read.max_pixels >= 32 * 32, "is 1024 or more"),
-        ("segment_ms", read.segment_ms is None or read.segment_ms > 0, "is above 0"),
         ("prompt", bool(read.prompt.strip()), "has words"),
         ("windows", 1 <= read.windows <= MOST_WINDOWS, windows),
         ("question_windows", 1 <= read.question_windows <= MOST_WINDOWS, windows),
@@ -212,13 +215,16 @@ def _check(read: MageOptions) -> None:
     for name, good, words in rules:
         if not good:
             raise _bad(f"{name} {words}, not {getattr(read, name)!r}", name)
+    if "backend" in read.input:
+        raise _bad("backend is an option of its own, not one of input", "input")
+    made = read.window_options
     if read.remote is not None:
         if read.engine:
             raise _bad(
                 "engine is for a model that decodes here: with remote the server has its own", "engine"
             )
-        if read.backend != "frames":
-            raise _bad(f"a server is shown frames: backend {read.backend!r} cannot go with remote", "backend")
+        if made.backend != "frames":
+            raise _bad(f"a server is shown frames: backend {made.backend!r} cannot go with remote", "backend")
         if read.gate and read.model is None:
             raise _bad("the gate runs here and needs model, a checkpoint's folder", "gate")
 

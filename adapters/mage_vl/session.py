@@ -97,8 +97,14 @@ class MageSession(BaseSession):
         self._signals: deque[Signal] = deque(maxlen=MOST_SIGNALS)
         self._news = asyncio.Event()
         self._closed = False
+        eye = parts.sight.open()  # first: it may be refused
         self._watching = Watching(
-            parts.backend.open(), parts.sight.open(), parts.pool, seen=self._seen, tell=self._tell
+            parts.backend.open(),
+            parts.backend.pairing(),
+            eye,
+            parts.pool,
+            seen=self._seen,
+            tell=self._tell,
         )
 
     # --- input --------------------------------------------------------------------------------------
@@ -112,7 +118,7 @@ class MageSession(BaseSession):
         elif isinstance(window, ImageWindow):
             if not window.data:
                 raise DuplexError(ErrorCode.EMPTY_INPUT, "an image without bytes", param="data")
-        elif not isinstance(window, CodecWindow):
+        elif not isinstance(window, CodecWindow) or not self._parts.backend.takes_codec:
             words = f"unsupported input modality: {window.modality}"
             raise DuplexError(ErrorCode.UNSUPPORTED_MODALITY, words)
         self._watching.submit(window)

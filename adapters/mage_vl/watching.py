@@ -1,21 +1,24 @@
 """One session's input: windows are prepared in a pool, looked at one at a time, and the newest one wins.
 
 Nothing here waits for the model but its own two tasks. While a segment is being looked at, at most the newest
-window's segments wait; those of older windows are given up for them, and told as coalesced.
+one waits; older ones are given up for it, and told as coalesced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
-from duplex.adapters.mage_vl.ports import Eye, Glance, Media, Stream
+import msgspec
+
+from duplex.adapters.mage_vl.ports import Eye, Glance, Media, Stream, Visible
+from duplex.adapters.mage_vl.windows.pairing import Alone, Paired, Pairing
 from duplex.adapters.mage_vl.windows.types import VisualInput
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import CodecWindow, ImageWindow, InputLag, InputRejected, Signal, VideoWindow
@@ -27,21 +30,27 @@ MOST_WAITING: Final = 64
 MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Window:
-    media: Media | None  # None: the input ends, give out what is held back
+    media: Visible | None  # None: the input ends, give out what is held back
     arrived: float
-    size: int
     serial: int
+    codec: CodecWindow | None = None
+
+    @property
+    def size(self) -> int:
+        return size_of(self.media) + size_of(self.codec)
 
 
 @dataclass(slots=True)
 class _Ready:
-    """Segments that wait to be looked at. `first`: serial of the oldest window that they stand for."""
+    """A segment that waits to be looked at. `first`: serial of the oldest window that it stands for;
+    `merged`: windows that were given up for it; `still`: it has no time."""
 
-    segments: deque[VisualInput]
+    segment: VisualInput
     arrived: float
     first: int
+    still: bool
     merged: int = 0
 
 
@@ -49,40 +58,43 @@ class Watching:
     """The input side of a session.
 
     Args:
-        stream, eye: its own.
+        stream, pairing, eye: its own.
         pool: where windows are prepared, shared with other sessions.
         seen: called on the loop with each segment that was looked at.
         tell: called on the loop with lag and refused windows.
-        clock: monotonic seconds.
     """
 
     def __init__(
         self,
         stream: Stream,
+        pairing: Pairing | None,
         eye: Eye,
         pool: Executor,
         *,
         seen: Callable[[Glance], None],
         tell: Callable[[Signal], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream, self._eye, self._pool = stream, eye, pool
-        self._seen, self._tell, self._clock = seen, tell, clock
+        self._stream, self._pairing, self._eye, self._pool = stream, pairing, eye, pool
+        self._seen, self._tell = seen, tell
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
+        self._unpaired: dict[int, _Window] = {}  # by the identity of their media
+        self._timer: asyncio.TimerHandle | None = None
         self._waiting: deque[_Window] = deque()
         self._bytes = 0
-        self._ready: _Ready | None = None
-        self._looking: int | None = None  # serial of the oldest window that is being looked at
-        self._preparing: int | None = None
+        self._dropped = False
+        self._ready: deque[_Ready] = deque()  # one; two when the input ends
+        self._open: set[int] = set()  # serials of windows that are being prepared or looked at
         self._coalesced = 0
         self.submitted = 0
         """Serial of the last window that was taken."""
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._more, self._look_more = asyncio.Event(), asyncio.Event()
-        self._job: Future[Sequence[VisualInput]] | None = None
+        self._job: Future[VisualInput | None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
 
-    # --- the session's side: never waits -----------------------------------------------------------
+    # --- the session's side: never waits ------------------------------------------------------------
 
     def submit(self, media: Media | None) -> int:
         """Queue a window; returns its serial. None: the input ends, for now."""
@@ -94,32 +106,32 @@ class Watching:
                 asyncio.create_task(self._prepare_all(), name="preparing windows"),
                 asyncio.create_task(self._look_at_all(), name="looking at windows"),
             ]
-        size = size_of(media)
-        self._waiting.append(_Window(media, self._clock(), size, self.submitted))
-        self._bytes += size
-        while len(self._waiting) > MOST_WAITING or (
-            self._bytes > MOST_WAITING_BYTES and len(self._waiting) > 1
-        ):
-            self._bytes -= self._waiting.popleft().size
-            self._coalesced += 1
-        self._more.set()
+        now = self._clock()
+        if media is None:
+            self._take(self._pairing.due(inf) if self._pairing is not None else ())
+            self._queue(_Window(None, now, self.submitted))
+        elif self._pairing is None:
+            assert not isinstance(media, CodecWindow)
+            self._queue(_Window(media, now, self.submitted))
+        else:
+            if not isinstance(media, CodecWindow):
+                self._unpaired[id(media)] = _Window(media, now, self.submitted)
+            self._take(self._pairing.put(media, now))
         return self.submitted
 
     @property
     def done(self) -> int:
         """Serial of the last window that is finished with, as are all before it."""
-        open_ = [serial for serial in (self._looking, self._preparing) if serial is not None]
-        if self._ready is not None:
-            open_.append(self._ready.first)
-        if self._waiting:
-            open_.append(self._waiting[0].serial)
-        return min(open_) - 1 if open_ else self.submitted
+        unfinished = {window.serial for window in self._unpaired.values()} | self._open
+        unfinished |= {ready.first for ready in self._ready}
+        unfinished |= {window.serial for window in self._waiting}
+        return min(unfinished) - 1 if unfinished else self.submitted
 
     async def settled(self, serial: int) -> None:
         """Wait until that window is finished with; at once when this is closed."""
         if self._closed or self.done >= serial:
             return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append((serial, waiter))
         try:
             await waiter
@@ -130,38 +142,70 @@ class Watching:
         """Stop and forget everything. Does not wait for what the eye or a thread is doing."""
         self._closed = True
         self._eye.close()
+        self._stream.close()
+        if self._timer is not None:
+            self._timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._waiting.clear()
+        self._unpaired.clear()
+        self._ready.clear()
+        self._open.clear()
         self._bytes = 0
-        self._ready = self._looking = self._preparing = None
         self._release_waiters()
-        # a thread may still have the stream: it is closed behind it
-        if self._job is not None and not self._job.done():
-            self._job.add_done_callback(lambda _: self._stream.close())
-        else:
-            self._stream.close()
+
+    # --- on the way ---------------------------------------------------------------------------------
+
+    def _take(self, pairs: Sequence[Paired | Alone]) -> None:
+        """What has found its side information, or waited long enough for it."""
+        for pair in pairs:
+            if isinstance(pair, Alone):
+                self._tell(InputRejected(code=pair.error.code, message=pair.error.message))
+            elif (window := self._unpaired.pop(id(pair.window), None)) is not None:
+                window.codec = pair.codec
+                self._queue(window)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._pairing is not None and (deadline := self._pairing.deadline) is not None:
+            self._timer = self._loop.call_at(deadline, self._due)
+        self._release_waiters()
+
+    def _due(self) -> None:
+        assert self._pairing is not None
+        self._take(self._pairing.due(self._clock()))
+
+    def _queue(self, window: _Window) -> None:
+        self._waiting.append(window)
+        self._bytes += window.size
+        while window.media is not None and (
+            len(self._waiting) > MOST_WAITING or (self._bytes > MOST_WAITING_BYTES and len(self._waiting) > 1)
+        ):
+            self._bytes -= self._waiting.popleft().size
+            self._dropped = True
+            self._coalesced += 1
+        self._more.set()
 
     # --- its tasks ----------------------------------------------------------------------------------
 
     async def _prepare_all(self) -> None:
         while True:
             while self._waiting:
-                await self._prepare(self._waiting.popleft())
+                window = self._waiting.popleft()
+                self._bytes -= window.size
+                self._open.add(window.serial)
+                await self._prepare(window)
+                self._open.discard(window.serial)
+                self._release_waiters()
             self._more.clear()
             await self._more.wait()
 
     async def _prepare(self, window: _Window) -> None:
-        self._bytes -= window.size
-        self._preparing = window.serial
+        dropped, self._dropped = self._dropped, False
         try:
-            media = window.media
-            if media is None:
-                self._job = self._pool.submit(self._stream.finish)
-            else:
-                self._job = self._pool.submit(self._stream.prepare, media)
-            segments = await asyncio.wrap_future(self._job)
+            self._job = self._pool.submit(_see, self._stream, window, dropped)
+            segment = await asyncio.wrap_future(self._job)
         except DuplexError as error:
             self._tell(InputRejected(code=error.code, message=error.message))
         except Exception:
@@ -169,63 +213,73 @@ class Watching:
             words = "the window broke its preparation"
             self._tell(InputRejected(code=ErrorCode.INVALID_MEDIA, message=words))
         else:
-            if segments:
-                self._offer(segments, window)
-        self._preparing = None
-        self._release_waiters()
+            if segment is not None:
+                self._offer(segment, window)
 
-    def _offer(self, segments: Sequence[VisualInput], window: _Window) -> None:
-        """The newest window's segments take the place of what waits, but for the end of the input: what was
-        held back till then is no newer window."""
-        waits = self._ready
-        if waits is None:
-            self._ready = _Ready(deque(segments), window.arrived, window.serial)
-        elif window.media is None:
-            waits.segments.extend(segments)
-        else:
-            merged = waits.merged + 1
-            self._ready = _Ready(deque(segments), window.arrived, waits.first, merged)
+    def _offer(self, segment: VisualInput, window: _Window) -> None:
+        """The newest segment takes the place of one that waits; but what was held back until the end of the
+        input is no newer window."""
+        media = window.media
+        still = isinstance(media, ImageWindow) and media.pts_ms is None
+        ready = _Ready(segment, window.arrived, window.serial, still)
+        if self._ready and media is not None:
+            old = self._ready.pop()
+            ready.first, ready.merged = old.first, old.merged + 1
+        self._ready.append(ready)
         self._look_more.set()
 
     async def _look_at_all(self) -> None:
         while True:
-            while (ready := self._ready) is not None:
+            while self._ready:
+                ready = self._ready.popleft()
+                self._coalesced += ready.merged
+                self._open.add(ready.first)
                 await self._look(ready)
+                self._open.discard(ready.first)
+                self._release_waiters()
             self._look_more.clear()
             await self._look_more.wait()
 
     async def _look(self, ready: _Ready) -> None:
-        self._looking = ready.first
-        segment = ready.segments.popleft()
-        if not ready.segments:
-            self._ready = None
-        self._coalesced += ready.merged
-        ready.merged = 0
         try:
-            glance = await self._eye.look(segment)
+            glance = await self._eye.look(ready.segment)
         except DuplexError as error:
-            words = f"a window was lost: {error.message}"
-            self._tell(InputRejected(code=error.code, message=words))
+            self._lost(error.code, error.message)
         except Exception:
             log.exception("a window broke the eye")
-            words = "a window was lost: it broke the eye"
-            self._tell(InputRejected(code=ErrorCode.ADAPTER_FAILED, message=words))
+            self._lost(ErrorCode.ADAPTER_FAILED, "it broke the eye")
         else:
-            lag_ms = (self._clock() - ready.arrived) * 1000
             if glance is None:
                 self._coalesced += 1
             else:
-                self._seen(glance)
-            self._tell(InputLag(lag_ms=max(0.0, lag_ms), coalesced=self._coalesced))
+                self._seen(timeless(glance) if ready.still else glance)
+            lag_ms = max(0.0, (self._clock() - ready.arrived) * 1000)
+            self._tell(InputLag(lag_ms=lag_ms, coalesced=self._coalesced))
             self._coalesced = 0
-        self._looking = None
-        self._release_waiters()
+
+    def _lost(self, code: ErrorCode, words: str) -> None:
+        self._tell(InputRejected(code=code, message=f"a window was lost: {words}"))
 
     def _release_waiters(self) -> None:
+        if not self._waiters:
+            return
         done = self.submitted if self._closed else self.done
         for serial, waiter in self._waiters:
             if serial <= done and not waiter.done():
                 waiter.set_result(None)
+
+
+def _see(stream: Stream, window: _Window, dropped: bool) -> VisualInput | None:
+    """In a thread."""
+    if dropped:
+        stream.reset()
+    return stream.finish() if window.media is None else stream.see(window.media, window.codec)
+
+
+def timeless(glance: Glance) -> Glance:
+    """A still, which was taken at no time that anybody knows."""
+    pictures = tuple(msgspec.structs.replace(picture, time_s=None) for picture in glance.pictures)
+    return msgspec.structs.replace(glance, pictures=pictures)
 
 
 def size_of(media: Media | None) -> int:

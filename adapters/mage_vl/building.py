@@ -1,0 +1,107 @@
+"""The parts of an adapter, from its options. What is heavy is imported here, when it is needed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Final
+
+from duplex.adapters.engine.language import LanguageEngine
+from duplex.adapters.engine.settings import EngineSettings
+from duplex.adapters.mage_vl.eyes import FrameSight, ModelSight
+from duplex.adapters.mage_vl.options import MageOptions, RemoteOptions, VoiceOptions
+from duplex.adapters.mage_vl.ports import Sight, Stream
+from duplex.adapters.mage_vl.windows.backends import WindowOptions, check, open_windows, wants_codec
+from duplex.adapters.mage_vl.windows.pairing import Pairing
+from duplex.adapters.speech import SpeechRequest
+from duplex.adapters.spoken import SpeechStage, load_speech
+
+GATE_FILE: Final = "streammind_gate.safetensors"
+API_KEY_VARIABLE: Final = "DUPLEX_LLM_API_KEY"
+"""Where a server's key is looked for when the option is not given."""
+_LOOKING = ("torch",)
+_DECODING = ("torch", "transformers", "vllm")
+
+
+class Windows:
+    """The `Backend` that the options name."""
+
+    def __init__(self, options: WindowOptions) -> None:
+        self.options = options
+        self.takes_codec = wants_codec(options)
+
+    def start(self) -> None:
+        check(self.options)
+
+    def open(self) -> Stream:
+        return open_windows(self.options)
+
+    def pairing(self) -> Pairing | None:
+        if not self.takes_codec:
+            return None
+        return Pairing(wait_s=self.options.side_information_wait_s)
+
+
+def require(options: MageOptions) -> None:
+    """Raise `ModuleNotFoundError` for a package that is missing."""
+    needed = _DECODING if options.remote is None else _LOOKING if options.looks else ()
+    for package in needed:
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+
+def checkpoint(options: MageOptions) -> Path:
+    """The folder of the checkpoint. Raises `DuplexError(BAD_CONFIG)`: it is not there, or not all of it."""
+    from duplex.adapters.mage_vl.weights import find_checkpoint
+
+    assert options.model is not None
+    return find_checkpoint(options.model, revision=options.revision, download=options.download)
+
+
+def local_engine(options: MageOptions, folder: Path) -> LanguageEngine:
+    """The decoder in vLLM's engine core, on this machine or as vLLM's own options spread it."""
+    from duplex.adapters.engine.vllm_engine import VllmEngine
+    from duplex.adapters.engine.vllm_settings import VllmSettings
+    from duplex.adapters.mage_vl.vllm_plugin import engine_arguments
+
+    arguments: dict[str, Any] = {**engine_arguments(folder), **options.engine}
+    return VllmEngine(VllmSettings(model=str(folder), engine=arguments))
+
+
+def remote_engine(remote: RemoteOptions) -> LanguageEngine:
+    """The decoder on a server."""
+    from duplex.adapters.engine.remote import RemoteEngine, RemoteSettings
+
+    key = remote.api_key if remote.api_key is not None else os.environ.get(API_KEY_VARIABLE)
+    return RemoteEngine(RemoteSettings(url=remote.url, model=remote.model, api_key=key))
+
+
+def sight(options: MageOptions, folder: Path | None, pool: Executor) -> Sight:
+    """The eye: the model's in a worker, or none where a server looks."""
+    if folder is None or not options.looks:
+        return FrameSight(pool)
+    from duplex.adapters.mage_vl.sight.client import Sight as Client
+    from duplex.adapters.mage_vl.sight.client import SightOptions
+
+    gate = options.gate is not False and (options.gate is True or (folder / GATE_FILE).is_file())
+    told = {
+        "model": str(folder),
+        "device": options.device,
+        "dtype": options.dtype,
+        "gate": gate,
+        "threads": options.eye_threads,
+    }
+    client = Client(
+        SightOptions(options={name: value for name, value in told.items() if value is not None}),
+        EngineSettings(start_timeout_s=options.start_timeout_s, hang_s=options.hang_s),
+        name=f"{options.id} eye",
+    )
+    return ModelSight(client, gate=gate, jpeg=pool if options.remote is not None else None)
+
+
+def voice(options: VoiceOptions) -> SpeechStage:
+    """What speaks the words."""
+    request = SpeechRequest(voice=options.voice, language=options.language, instructions=options.instructions)
+    return SpeechStage(load_speech(options.adapter, options.options), request)
