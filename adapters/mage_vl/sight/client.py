@@ -80,6 +80,7 @@ class Sight(Lives[SightReady]):
         self._answers: dict[int, asyncio.Future[Looked]] = {}
         self._held: set[int] = set()  # slots
         self._running = 0  # batches that the worker has, or will have in a moment
+        self._pumping = False
         self._batches: set[asyncio.Task[None]] = set()
 
     # --- life ---------------------------------------------------------------------------------------
@@ -185,7 +186,9 @@ class Sight(Lives[SightReady]):
         old = self._queue.submit(glimpse.eye.id, glimpse, patches=patches, gate=gate, now=_now())
         if old is not None:
             old.window.drop()
-        self._pump()
+        if not self._pumping:
+            self._pumping = True  # in a moment: windows that come together go together
+            asyncio.get_running_loop().call_soon(self._pump)
 
     def withdraw(self, glimpse: Glimpse) -> None:
         """Nobody wants it any more. What is in flight is only not told."""
@@ -207,6 +210,7 @@ class Sight(Lives[SightReady]):
 
     def _pump(self) -> None:
         """Send what can go."""
+        self._pumping = False
         while self.ready is not None and self._running < self.ready.info.depth:
             slot = next((n for n in range(self.ready.layout.slots) if n not in self._held), None)
             if slot is None or not (works := self._queue.take()):
