@@ -12,16 +12,12 @@ import math
 import zlib
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-QWEN2_SPLIT: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-"""How Qwen2 tokenizers split text before BPE. Folders without a `tokenizer.json` do not say it."""
+from duplex.adapters.qwen2 import QWEN2_SPLIT
 
 # Earlier merges are made first, so that the words of the prompt's frame, which stand first, stay whole.
 # fmt: off

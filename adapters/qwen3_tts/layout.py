@@ -6,24 +6,23 @@ download or a folder of another model is told by the names of its tensors, not b
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
+from duplex.adapters.layouts import Named, Shape, attention, compare, gated_layer, parameters, qwen3_decoder
+from duplex.adapters.layouts import linear as _linear
 from duplex.adapters.qwen3_tts.config import (
     CodecConfig,
     CodecDecoderConfig,
-    DecoderConfig,
     SpeakerEncoderConfig,
     TalkerConfig,
     TtsConfig,
 )
 from duplex.core.errors import DuplexError, ErrorCode
 
-Shape: TypeAlias = tuple[int, ...]
-Named: TypeAlias = Iterator[tuple[str, Shape]]
+__all__ = ["MimiConfig", "Shape", "check_layout", "codec_layout", "model_layout", "parameters"]
 
 # Buffers that files of other versions of the classes hold; all are worked out from the configuration.
 _BUFFERS = (
@@ -34,7 +33,6 @@ _BUFFERS = (
     ".kernel_size",
     ".padding_total",
 )
-_TOLD = 3  # tensors named of each kind of fault
 _KERNEL = 7  # of the codec decoder's convolutions
 _RESIDUALS = 3  # residual units in a block of the codec decoder
 
@@ -87,11 +85,6 @@ def codec_layout(config: CodecConfig) -> dict[str, Shape]:
     return dict(_codec_decoder(config.decoder_config)) | dict(_codec_encoder(_mimi(config.encoder_config)))
 
 
-def parameters(layout: Mapping[str, Shape]) -> int:
-    """How many numbers the tensors hold together."""
-    return sum(math.prod(shape) for shape in layout.values())
-
-
 def check_layout(config: TtsConfig | CodecConfig, found: Mapping[str, Shape]) -> None:
     """Compare the tensors of a file with those that its configuration asks for.
 
@@ -106,32 +99,7 @@ def check_layout(config: TtsConfig | CodecConfig, found: Mapping[str, Shape]) ->
         wanted, spare, what = model_layout(config), set[str](), "model"
     else:
         wanted, spare, what = codec_layout(config), _spare_codebooks(config), "speech tokenizer"
-    held = {name: tuple(shape) for name, shape in found.items() if not name.endswith(_BUFFERS)}
-    misshapen = [
-        f"{name} ({_text(held[name])}, not {_text(shape)})"
-        for name, shape in wanted.items()
-        if name in held and held[name] != shape
-    ]
-    faults = (
-        ("missing", [name for name in wanted if name not in held and name not in spare]),
-        ("unexpected", [name for name in held if name not in wanted]),
-        ("of another shape", misshapen),
-    )
-    told = "; ".join(f"{len(names)} {fault}: {_first(names)}" for fault, names in faults if names)
-    if told:
-        raise DuplexError(
-            ErrorCode.BAD_CONFIG,
-            f"the weights of the {what} do not fit its configuration: {told}",
-            param="model",
-        )
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:_TOLD]) + (", …" if len(names) > _TOLD else "")
-
-
-def _text(shape: Shape) -> str:
-    return "×".join(map(str, shape))
+    compare(wanted, found, what, spare=spare, ignored=_BUFFERS)
 
 
 def _mimi(fields: Mapping[str, Any]) -> MimiConfig:
@@ -147,44 +115,17 @@ def _talker(config: TalkerConfig) -> Named:
     hidden, text = config.hidden_size, config.text_hidden_size
     yield "talker.model.codec_embedding.weight", (config.vocab_size, hidden)
     yield "talker.model.text_embedding.weight", (config.text_vocab_size, text)
-    yield from _decoder("talker.model", config)
+    yield from qwen3_decoder("talker.model", config)
     yield from _linear("talker.text_projection.linear_fc1", text, text, bias=True)
     yield from _linear("talker.text_projection.linear_fc2", text, hidden, bias=True)
     yield from _linear("talker.codec_head", hidden, config.vocab_size)
     predictor, at = config.code_predictor_config, "talker.code_predictor"
-    yield from _decoder(f"{at}.model", predictor)
+    yield from qwen3_decoder(f"{at}.model", predictor)
     for group in range(config.num_code_groups - 1):
         yield f"{at}.model.codec_embedding.{group}.weight", (predictor.vocab_size, hidden)
         yield from _linear(f"{at}.lm_head.{group}", predictor.hidden_size, predictor.vocab_size)
     if predictor.hidden_size != hidden:
         yield from _linear(f"{at}.small_to_mtp_projection", hidden, predictor.hidden_size, bias=True)
-
-
-def _decoder(at: str, config: DecoderConfig) -> Named:
-    """Qwen3 layers and the norm after them; `q_norm` and `k_norm` work on one head."""
-    for layer in range(config.num_hidden_layers):
-        yield from _attention(f"{at}.layers.{layer}", config)
-        yield f"{at}.layers.{layer}.self_attn.q_norm.weight", (config.head_dim,)
-        yield f"{at}.layers.{layer}.self_attn.k_norm.weight", (config.head_dim,)
-        yield from _gated_layer(f"{at}.layers.{layer}", config.hidden_size, config.intermediate_size)
-    yield f"{at}.norm.weight", (config.hidden_size,)
-
-
-def _attention(at: str, config: DecoderConfig | CodecDecoderConfig) -> Named:
-    hidden, queries = config.hidden_size, config.num_attention_heads * config.head_dim
-    keys = config.num_key_value_heads * config.head_dim
-    yield from _linear(f"{at}.self_attn.q_proj", hidden, queries)
-    yield from _linear(f"{at}.self_attn.k_proj", hidden, keys)
-    yield from _linear(f"{at}.self_attn.v_proj", hidden, keys)
-    yield from _linear(f"{at}.self_attn.o_proj", queries, hidden)
-
-
-def _gated_layer(at: str, hidden: int, inner: int) -> Named:
-    yield from _linear(f"{at}.mlp.gate_proj", hidden, inner)
-    yield from _linear(f"{at}.mlp.up_proj", hidden, inner)
-    yield from _linear(f"{at}.mlp.down_proj", inner, hidden)
-    yield f"{at}.input_layernorm.weight", (hidden,)
-    yield f"{at}.post_attention_layernorm.weight", (hidden,)
 
 
 def _speaker_encoder(config: SpeakerEncoderConfig) -> Named:
@@ -244,8 +185,8 @@ def _pre_transformer(at: str, config: CodecDecoderConfig) -> Named:
     yield from _linear(f"{at}.input_proj", config.latent_dim, hidden, bias=True)
     for layer in range(config.num_hidden_layers):
         here = f"{at}.layers.{layer}"
-        yield from _attention(here, config)
-        yield from _gated_layer(here, hidden, config.intermediate_size)
+        yield from attention(here, config)
+        yield from gated_layer(here, hidden, config.intermediate_size)
         yield f"{here}.self_attn_layer_scale.scale", (hidden,)
         yield f"{here}.mlp_layer_scale.scale", (hidden,)
     yield f"{at}.norm.weight", (hidden,)
@@ -320,12 +261,6 @@ def _spare_codebooks(config: CodecConfig) -> set[str]:
         for layer in range(used, mimi.num_quantizers - mimi.num_semantic_quantizers)
         for tensor in ("cluster_usage", "embed_sum")
     }
-
-
-def _linear(at: str, inputs: int, outputs: int, *, bias: bool = False) -> Named:
-    yield f"{at}.weight", (outputs, inputs)
-    if bias:
-        yield f"{at}.bias", (outputs,)
 
 
 def _conv(at: str, inputs: int, outputs: int, kernel: int) -> Named:

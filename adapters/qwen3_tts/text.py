@@ -22,15 +22,10 @@ from typing import Any, Final
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+from duplex.adapters.qwen2 import QWEN2_SPLIT
 from duplex.adapters.qwen3_tts.config import TtsConfig
 from duplex.adapters.qwen3_tts.prompt import ChatIds
 from duplex.core.errors import DuplexError, ErrorCode
-
-QWEN2_SPLIT: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-"""How Qwen2 tokenizers split text before BPE. Folders without a `tokenizer.json` do not say it."""
 
 # Unicode's White_Space, the split's \s. str.isspace has four control characters more.
 _SPACE: Final = (

@@ -2,20 +2,13 @@
 
 For tests, for a dry run of a benchmark, and for trying the adapter without the weights: the voices babble.
 Widths and numbers of layers are small; everything else (files, tensor names, code groups, vocabularies of
-codes, special codes, voices, languages, upsampling rates) is as published. The values come from numpy's PCG64
-by a rule that no version changes, so that a seed means the same model everywhere.
-
-The text tokenizer is a small byte-level BPE: its first 256 ids are Qwen2's own ("\\n" is 198), then come some
-merges, then the special tokens. Their ids are therefore smaller than the published ones; as in every
-checkpoint, `config.json` says them.
+codes, special codes, voices, languages, upsampling rates) is as published. Values and text tokenizer are
+those of `tiny_files`; `config.json` says the special tokens' ids, as in every checkpoint.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -35,6 +28,7 @@ from duplex.adapters.qwen3_tts.job import TtsModelType
 from duplex.adapters.qwen3_tts.layout import codec_layout, model_layout
 from duplex.adapters.qwen3_tts.tiny_text import special_ids, token_id, vocabulary_size, write_tokenizer
 from duplex.adapters.qwen3_tts.weights import CODEC_FOLDER
+from duplex.adapters.tiny_files import uniform, write_json
 
 Size: TypeAlias = Literal["0.6B", "1.7B"]
 
@@ -184,10 +178,10 @@ def write_tiny_checkpoint(
     config, codec = tiny_config(model_type, size), tiny_codec_config()
     codec_folder = folder / CODEC_FOLDER
     codec_folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "config.json", _published(config))
-    _write(folder / "generation_config.json", _GENERATION)
-    _write(codec_folder / "config.json", _published_codec(codec))
-    _write(codec_folder / "preprocessor_config.json", _PREPROCESSOR)
+    write_json(folder / "config.json", _published(config))
+    write_json(folder / "generation_config.json", _GENERATION)
+    write_json(codec_folder / "config.json", _published_codec(codec))
+    write_json(codec_folder / "preprocessor_config.json", _PREPROCESSOR)
     save_file(tiny_weights(config, seed, end_gain=end_gain), folder / "model.safetensors", {"format": "pt"})
     held = tiny_weights(codec, seed)
     # the published file holds this flag of the encoder's codebooks too
@@ -253,18 +247,8 @@ def _published_codec(config: CodecConfig) -> dict[str, Any]:
 
 
 def _values(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
-    """Uniform values of a mean and a width that suit the tensor, from its name and the seed alone. Only
-    operations that IEEE 754 rounds exactly are used."""
-    bits = np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))
-    raw = bits.random_raw(math.prod(shape)) >> np.uint64(40)  # 24 bits: exact in float32
-    unit = (raw.astype(np.float32) / np.float32(2**23) - np.float32(1.0)).reshape(shape)  # [-1, 1)
     mean, width = _spread(name, shape)
-    values = unit * np.float32(width) + np.float32(mean)
-    if "codec_head" in name or "lm_head" in name:
-        # heavy-tailed rows: some codes come often, as in speech, and the best one leads clearly
-        rare = (bits.random_raw(shape[0]) >> np.uint64(40)).astype(np.float64) / 2**24
-        values *= np.minimum(1 / np.sqrt(np.sqrt(1 - rare)), 3).astype(np.float32)[:, None]
-    return values
+    return uniform(name, shape, seed, mean, width, heavy_rows="codec_head" in name or "lm_head" in name)
 
 
 def _spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
@@ -282,7 +266,3 @@ def _spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         return 0.0, 1.0
     gain = 0.01 if shape[0] == 1 else 1.0  # the codec's last convolution, which makes samples within ±1
     return 0.0, gain * math.sqrt(3.0 / math.prod(shape[1:]))  # keeps a unit variance
-
-
-def _write(path: Path, tree: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

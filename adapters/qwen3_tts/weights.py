@@ -2,49 +2,38 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from duplex.adapters.checkpoints import bad_checkpoint, find_folder, load_tensors, missing_files, read_shapes
 from duplex.adapters.qwen3_tts.config import CodecConfig, TtsConfig, read_codec_config, read_config
-from duplex.adapters.qwen3_tts.layout import Shape, check_layout, codec_layout, model_layout
-from duplex.core.errors import DuplexError, ErrorCode
+from duplex.adapters.qwen3_tts.layout import check_layout, codec_layout, model_layout
 
 if TYPE_CHECKING:
     import torch
 
+__all__ = [
+    "CODEC_FOLDER",
+    "find_checkpoint",
+    "load_weights",
+    "random_weights",
+    "read_checked",
+    "read_shapes",
+]
+
 CODEC_FOLDER = "speech_tokenizer"
-_FILE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
 _FILES = ("config.json", f"{CODEC_FOLDER}/config.json")
 
 
 def find_checkpoint(name: str, *, revision: str | None = None, download: bool = False) -> Path:
-    """The folder of a checkpoint.
-
-    `name` is a folder, or a repository of the hub ("owner/name"), looked up in the hub's local cache
-    (`HF_HOME` and `HF_HUB_CACHE` say where). `revision`: a branch, tag or commit of the repository; None: its
-    main branch. Only with `download` is anything fetched.
+    """The folder of a checkpoint, see `checkpoints.find_folder`.
 
     Raises:
         DuplexError: `BAD_CONFIG`: it is not there, or not all of it.
     """
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
-            raise _bad(f"there is no folder {folder}, and the hub's names have the form owner/name")
-        folder = _from_hub(name, revision, download=download)
-    missing = [file for file in _FILES if not (folder / file).is_file()]
-    missing += [
-        f"{part.name}/{_FILE}" if part != folder else _FILE
-        for part in (folder, folder / CODEC_FOLDER)
-        if not (part / _FILE).is_file() and not (part / _INDEX).is_file()
-    ]
-    if missing:
-        raise _bad(f"{folder} is no complete Qwen3-TTS checkpoint: it has no {', '.join(missing)}")
+    folder = find_folder(name, revision=revision, download=download)
+    if missing := missing_files(folder, _FILES, ("", CODEC_FOLDER)):
+        raise bad_checkpoint(f"{folder} is no complete Qwen3-TTS checkpoint: it has no {', '.join(missing)}")
     return folder
 
 
@@ -60,51 +49,12 @@ def read_checked(folder: Path) -> tuple[TtsConfig, CodecConfig]:
     return config, codec
 
 
-def read_shapes(folder: Path) -> dict[str, Shape]:
-    """Names and shapes of the tensors in a folder's `model.safetensors`, or in the parts that
-    `model.safetensors.index.json` names. Reads the files' headers only. The codec's are in
-    `speech_tokenizer/`.
-
-    Raises:
-        DuplexError: `BAD_CONFIG`: a file is missing, cut short, or no safetensors file.
-    """
-    shapes: dict[str, Shape] = {}
-    for path, names in _parts(folder).items():
-        held = _header(path)
-        if lost := sorted(names - held.keys()):
-            raise _bad(f"{path} has no {lost[0]}, which {_INDEX} says it has")
-        shapes.update(held)
-    return shapes
-
-
 def load_weights(
     folder: Path, prefix: str, device: torch.device | str, dtype: torch.dtype | None
 ) -> dict[str, torch.Tensor]:
-    """The tensors whose names begin with `prefix`, on `device`, under their full names: "talker." and
-    "speaker_encoder." in a checkpoint's folder, "decoder." and "encoder." in its `speech_tokenizer/`.
-
-    Each file is mapped and copied tensor by tensor, so that the host never holds the whole of it. `dtype`
-    None keeps the file's.
-
-    Raises:
-        DuplexError: `BAD_CONFIG`: a file is missing or unreadable, or nothing has that prefix.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    weights: dict[str, torch.Tensor] = {}
-    for path in _parts(folder):
-        wanted = [name for name in _header(path) if name.startswith(prefix)]
-        if not wanted:
-            continue
-        try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
-                for name in wanted:
-                    weights[name] = file.get_tensor(name).to(dtype=dtype)
-        except (OSError, SafetensorError) as error:
-            raise _bad(f"{path} cannot be read: {error}") from error
-    if not weights:
-        raise _bad(f"{folder} has no tensor whose name begins with {prefix!r}")
-    return weights
+    """The tensors whose names begin with `prefix`, see `checkpoints.load_tensors`: "talker." and
+    "speaker_encoder." in a checkpoint's folder, "decoder." and "encoder." in its `speech_tokenizer/`."""
+    return load_tensors(folder, prefix, device, dtype)
 
 
 def random_weights(
@@ -146,72 +96,3 @@ def random_weights(
             tensor.normal_(0.0, scale, generator=generator)
         weights[name] = tensor
     return weights
-
-
-def _from_hub(name: str, revision: str | None, *, download: bool) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise _bad(
-            f"there is no folder {name}, and the hub's cache needs the package huggingface_hub"
-        ) from error
-
-    at = f"{name} at {revision}" if revision else name
-    try:
-        return Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except HFValidationError as error:
-        raise _bad(f"there is no folder {name}, and it is no name of the hub's: {error}") from error
-    except LocalEntryNotFoundError as error:
-        if not download:
-            raise _bad(
-                f"there is no folder {name}, and {at} is not in the hub's cache: fetch it with "
-                f"`hf download {name}`, or set download"
-            ) from error
-    try:
-        return Path(snapshot_download(name, revision=revision))
-    except Exception as error:  # the hub's client raises several libraries' errors
-        raise _bad(f"{at} cannot be fetched from the hub: {error}") from error
-
-
-def _parts(folder: Path) -> Mapping[Path, set[str]]:
-    """A folder's safetensors files, each with the names that the index says it holds: none where there is no
-    index."""
-    if (folder / _FILE).is_file():
-        return {folder / _FILE: set()}
-    index = folder / _INDEX
-    try:
-        places = json.loads(index.read_bytes())["weight_map"]
-        parts: dict[Path, set[str]] = {}
-        for name, file in places.items():
-            parts.setdefault(folder / os.path.basename(file), set()).add(name)
-    except FileNotFoundError as error:
-        raise _bad(f"{folder} has no {_FILE}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _bad(f"{index} is no index of safetensors files") from error
-    for path in parts:
-        if not path.is_file():
-            raise _bad(f"{folder} has no {path.name}, which its index names")
-    return parts
-
-
-def _header(path: Path) -> dict[str, Shape]:
-    """Names and shapes from a safetensors file: 8 bytes little endian, the header's length, then JSON."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        raw = file.read(length) if length < _HEADER_LIMIT else b""
-        size = os.fstat(file.fileno()).st_size
-    try:
-        header: dict[str, Any] = json.loads(raw)
-        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        shapes = {name: tuple(map(int, entry["shape"])) for name, entry in tensors.items()}
-        end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _bad(f"{path} is no safetensors file") from error
-    if 8 + length + end != size:
-        raise _bad(f"{path} has {size} bytes where its header tells of {8 + length + end}: fetch it again")
-    return shapes
-
-
-def _bad(message: str) -> DuplexError:
-    return DuplexError(ErrorCode.BAD_CONFIG, message, param="model")
