@@ -121,9 +121,10 @@ def _from_hub(name: str, revision: str | None, *, download: bool, patterns: Sequ
                 f"there is no folder {name}, and {at} is not in the hub's cache: fetch it with "
                 f"`hf download {name}`, or set download"
             ) from error
-    some = {} if patterns is None else {"allow_patterns": list(patterns)}
     try:
-        return Path(snapshot_download(name, revision=revision, **some))
+        if patterns is None:
+            return Path(snapshot_download(name, revision=revision))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except Exception as error:  # the hub's client raises several libraries' errors
         raise bad_checkpoint(f"{at} cannot be fetched from the hub: {error}") from error
 

@@ -117,7 +117,7 @@ class Gate:
         plan = _plan(tuple(len(tokens) for tokens, _ in segments), self.config.conv_kernel)
         rows = plan.order, plan.inputs, plan.kept, plan.ends, plan.places if last_only else plan.back
         index = torch.tensor([at for each in rows for at in each], device=self.device)
-        order, inputs, kept, ends, back = index.split([len(each) for each in rows])
+        order, inputs, kept, ends, back = torch.split(index, [len(each) for each in rows])
         frames = torch.cat([tokens.mean(1, dtype=torch.float32) for tokens, _ in segments])[order]
         memory = torch.stack([states[session].memory for session in plan.sessions])
         seen, memory = self._perceive(frames, memory, plan.active, inputs, kept, ends)
@@ -125,7 +125,7 @@ class Gate:
         torch._foreach_copy_([states[session].memory for session in plan.sessions], list(memory.unbind()))
         for (tokens, _), state in zip(segments, states, strict=True):
             state.frames += len(tokens)
-        return list(judged.split([1 if last_only else len(tokens) for tokens, _ in segments]))
+        return list(torch.split(judged, [1 if last_only else len(tokens) for tokens, _ in segments]))
 
     def _perceive(
         self,
@@ -147,7 +147,7 @@ class Gate:
         line = torch.cat([memory[:, : taps - 1].flatten(0, 1), u])
         u = F.silu((line[inputs].view(len(u), taps, -1) * self._taps).sum(1) + self._taps_bias)
         rank, size = config.dt_rank, config.state_size
-        low, b, c = F.linear(u, self._x).split([rank, size, size], dim=1)
+        low, b, c = torch.split(F.linear(u, self._x), [rank, size, size], dim=1)
         step = F.softplus(F.linear(low, *self._dt))
         decay = torch.exp(step[:, None] * self._rate)  # (F, state, channels)
         state = b[:, :, None] * (step * u)[:, None]  # what a frame adds, then the state after it

@@ -144,7 +144,7 @@ class DevicePixels:
 def pixel_table(config: ImageConfig) -> NDArray[np.float32]:
     """(3, 256): what each byte of each channel becomes."""
     rescaled = (np.arange(256, dtype=np.float64) * config.rescale_factor).astype(np.float32)
-    mean, deviation = np.float32(config.image_mean), np.float32(config.image_std)
+    mean, deviation = (np.array(each, np.float32) for each in (config.image_mean, config.image_std))
     table: NDArray[np.float32] = (rescaled[None] - mean[:, None]) / deviation[:, None]
     return table
 

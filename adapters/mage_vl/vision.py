@@ -120,7 +120,7 @@ class Vision:
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         moved = order != list(range(len(lengths)))
         if moved:
-            parts = pixels.split(lengths), positions.split(lengths)
+            parts = torch.split(pixels, lengths), torch.split(positions, lengths)
             pixels, positions = (torch.cat([part[index] for index in order]) for part in parts)
         done = [
             self._pass(pixels[start:end], positions[start:end], runs)
@@ -129,7 +129,8 @@ class Vision:
         tokens = torch.cat(done) if len(done) > 1 else done[0]
         if moved:
             merged = self.config.merged
-            pieces = dict(zip(order, tokens.split([lengths[i] // merged for i in order]), strict=True))
+            sizes = [lengths[index] // merged for index in order]
+            pieces = dict(zip(order, torch.split(tokens, sizes), strict=True))
             tokens = torch.cat([pieces[index] for index in range(len(lengths))])
         return tokens
 
