@@ -36,9 +36,10 @@ from numpy.typing import NDArray
 
 from duplex.adapters.base import AdapterInfo, BaseSession
 from duplex.adapters.embedded.ears import Ears
-from duplex.adapters.embedded.listen import Listener, ListenEvent
+from duplex.adapters.embedded.hearing import Hearing
+from duplex.adapters.embedded.listen import Listener, ListenEvent, Sound
 from duplex.adapters.embedded.signals import SignalBox
-from duplex.adapters.embedded.vad import ActivityModels
+from duplex.adapters.embedded.silero import Silero
 from duplex.config import ServerConfig
 from duplex.core.types import (
     AudioDelta,
@@ -72,11 +73,11 @@ class StampedListener(Listener):
 
     decided_ns = 0
 
-    def feed(self, window: AudioWindow) -> Iterator[list[ListenEvent]]:
-        for events in super().feed(window):
-            if any(isinstance(event, SpeechStarted) for event in events):
-                self.decided_ns = time.monotonic_ns()
-            yield events
+    def hear(self, sound: Sound, level_dbfs: float, probability: float) -> list[ListenEvent]:
+        events = super().hear(sound, level_dbfs, probability)
+        if any(isinstance(event, SpeechStarted) for event in events):
+            self.decided_ns = time.monotonic_ns()
+        return events
 
 
 class Heard(BaseSession):
@@ -84,9 +85,9 @@ class Heard(BaseSession):
 
     def __init__(self, adapter: HearingAdapter, settings: SessionSettings) -> None:
         self._adapter = adapter
-        self._listener = StampedListener(adapter.models, settings.turn_detection)
+        self._listener = StampedListener(settings.turn_detection)
         self._signals = SignalBox()
-        self._ears = Ears(self._listener, adapter.worker, self._on_heard, self._signals.fail)
+        self._ears = Ears(self._listener, adapter.hearing, self._on_heard, self._signals.fail)
 
     async def append(self, window: Window) -> None:
         if isinstance(window, AudioWindow):
@@ -150,14 +151,14 @@ class HearingAdapter:
             id="hearing", input_modalities=(Modality.AUDIO,), output_modalities=(Modality.AUDIO,)
         )
         self.worker = ThreadPoolExecutor(1, "duplex-hearing")
-        self.models = ActivityModels()
+        self.hearing: Hearing
         self.delays_us: list[float] = []
         self.machine = Machine()
         wave = np.sin(np.arange(ANSWER_RATE * FRAME_MS // 1000) * (2 * np.pi * 440 / ANSWER_RATE))
         self.chunk = (wave * 800).astype(np.int16)
 
     async def start(self) -> None:
-        return None
+        self.hearing = Hearing(self.worker, Silero())
 
     async def open(self, request: OpenSession) -> Heard:
         return Heard(self, request.settings)

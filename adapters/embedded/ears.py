@@ -1,31 +1,30 @@
-"""A session's listener on a shared worker: order kept, the event loop never waits, no hop a window."""
+"""A session's listener on the shared worker: order kept, the event loop never waits, no task a window."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Final
 
 import msgspec
 
+from duplex.adapters.embedded.hearing import Hearing, Task
 from duplex.adapters.embedded.listen import Listener, ListenEvent
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.types import AudioWindow, SpeechStarted, TurnDetection
+from duplex.core.types import AudioWindow, TurnDetection
 
 MAX_BACKLOG_MS: Final = 300_000.0
-"""Audio that may wait to be heard. It is heard about 25 times faster than it was spoken."""
-MAX_JOB_MS: Final = 960.0
-"""Audio heard in one go, so that sessions take turns at the worker."""
+"""Audio that may wait to be heard. It is heard some hundred times faster than it was spoken."""
+MAX_TASK_MS: Final = 960.0
+"""Audio heard in one go, so that a session with much of it does not keep the others waiting."""
 
 
 class Ears:
     """Feeds a `Listener` from the event loop.
 
-    Audio waits until it completes a frame of the activity model; then one job hears all that waits. At most
-    one job of a session is under way, which keeps the order and needs no lock.
+    Audio waits until it completes a frame of the activity model; then one task hears all that waits. At most
+    one task of a session is under way, which keeps the order and needs no lock.
 
     Args:
         on_events: called on the loop with what the listener told, in order.
@@ -35,19 +34,22 @@ class Ears:
     def __init__(
         self,
         listener: Listener,
-        worker: Executor,
+        hearing: Hearing,
         on_events: Callable[[list[ListenEvent]], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._listener = listener
-        self._worker = worker
+        self._hearing = hearing
         self._on_events = on_events
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[AudioWindow] = deque()
         self._waiting_ms = 0.0
         self._needed_ms = listener.needed_ms
-        self._job: asyncio.Future[list[ListenEvent]] | None = None
+        self._task: Task | None = None
+        self._idle = asyncio.Event()
+        """No task is under way."""
+        self._idle.set()
         self._configure: list[TurnDetection | None] = []
         self._judged: tuple[float, float] | None = None
         self._settling: list[asyncio.Future[None]] = []
@@ -101,16 +103,16 @@ class Ears:
         self._closed = True
         self._waiting.clear()
         self._clear_stall()
-        if self._job is not None:
-            await asyncio.wait({self._job})
+        if self._task is not None:
+            self._task.dropped = True
+        await self._idle.wait()
         for done in [*self._settling, *self._settling_now]:
             done.cancel()
-        self._listener.close()
 
-    # --- the job ------------------------------------------------------------------------------------
+    # --- the task -----------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        if self._job is not None or self._closed:
+        if self._task is not None or self._closed:
             return
         if self._forget or self._configure or self._waiting_ms >= self._needed_ms or self._settling:
             windows = self._take()
@@ -120,15 +122,23 @@ class Ears:
             finish = bool(self._settling) and not self._waiting
             if finish:
                 self._settling_now, self._settling = self._settling, []
-            self._job = self._loop.run_in_executor(
-                self._worker, self._work, settings, judged, windows, finish, forget
+            self._task = Task(
+                self._listener,
+                windows=windows,
+                settings=settings,
+                judged=judged,
+                finish=finish,
+                forget=forget,
+                on_events=self._tell,
+                on_done=self._heard,
             )
-            self._job.add_done_callback(self._heard)
+            self._idle.clear()
+            self._hearing.do(self._task)
 
     def _take(self) -> list[AudioWindow]:
-        """What waits, up to `MAX_JOB_MS`; a longer window is cut."""
+        """What waits, up to `MAX_TASK_MS`; a longer window is cut."""
         taken: list[AudioWindow] = []
-        room_ms = MAX_JOB_MS
+        room_ms = MAX_TASK_MS
         while self._waiting and room_ms > 0:
             window = self._waiting.popleft()
             most = max(1, int(room_ms * window.sample_rate / 1000)) * 2
@@ -141,52 +151,22 @@ class Ears:
         self._waiting_ms = sum(window.duration_ms for window in self._waiting)
         return taken
 
-    def _work(
-        self,
-        settings: list[TurnDetection | None],
-        judged: tuple[float, float] | None,
-        windows: list[AudioWindow],
-        finish: bool,
-        forget: bool,
-    ) -> list[ListenEvent]:
-        """On the worker."""
-        listener = self._listener
-        for turns in settings:
-            listener.configure(turns)
-        if judged is not None:
-            listener.judge(*judged)
-        events: list[ListenEvent] = listener.forget() if forget else []
-        for window in windows:
-            if self._closed:
-                break
-            for told in listener.feed(window):
-                events += told
-                if any(isinstance(event, SpeechStarted) for event in told):
-                    # it may interrupt: it does not wait until the rest of this job is heard
-                    self._loop.call_soon_threadsafe(self._tell, events)
-                    events = []
-                time.sleep(
-                    0
-                )  # the activity model holds the interpreter's lock: let the loop have it in between
-        if finish:
-            events += listener.finish()
-        self._needed_ms = listener.needed_ms
-        return events
-
-    def _heard(self, job: asyncio.Future[list[ListenEvent]]) -> None:
-        self._job = None
+    def _heard(self, task: Task) -> None:
+        self._task = None
+        self._idle.set()
         settled, self._settling_now = self._settling_now, []
-        if self._closed or job.cancelled():
+        if self._closed or task.dropped:
             for done in settled:
                 done.cancel()
             return
-        error = job.exception()
-        if isinstance(error, Exception):
+        if task.error is not None:
             self._closed = True
             self._clear_stall()
-            self._on_failure(error)
+            self._on_failure(task.error)
         else:
-            self._on_events(job.result())  # those that were told before came before this callback
+            self._needed_ms = self._listener.needed_ms
+            if task.events:
+                self._on_events(task.events)  # those that were told before came before this call
         for done in settled:
             if not done.done():
                 done.set_result(None)
@@ -212,7 +192,7 @@ class Ears:
         if self._closed:
             return
         due = self._last_push + timeout_s
-        if self._waiting_ms >= self._needed_ms or self._job is not None:
+        if self._waiting_ms >= self._needed_ms or self._task is not None:
             due = self._loop.time() + timeout_s
         if due > self._loop.time():
             self._stall = self._loop.call_at(due, self._on_stall, timeout_s)

@@ -1,7 +1,8 @@
-"""From microphone audio to turns: frames, voice activity, turn detection, and audio to be written down.
+"""From microphone audio to turns: frames, turn detection, and audio to be written down.
 
 Synchronous and deterministic: a session's listener runs on a worker thread, one call at a time, and gives
-out events and stretches of audio as data. Nothing here knows the event loop or the recogniser.
+out events and stretches of audio as data. Nothing here knows the event loop, the models or other sessions:
+who calls asks the activity model about each frame, for many sessions at once (`hearing`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.adapters.embedded.asr import TurnAudio
-from duplex.adapters.embedded.vad import FRAME_MS, ActivityModels, Frame, Framer, VoiceActivity, level_dbfs
+from duplex.adapters.embedded.vad import FRAME_MS, Frame, Framer, VoiceActivity
 from duplex.core.turns import HYSTERESIS, SpeechPaused, TurnDetector, TurnEvent
 from duplex.core.types import AudioWindow, SpeechContinued, SpeechStarted, SpeechStopped, TurnDetection
 
@@ -53,25 +54,31 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 ListenEvent: TypeAlias = SpeechStarted | SpeechContinued | SpeechStopped | Draft
 
 
+class Sound(msgspec.Struct, frozen=True, kw_only=True):
+    """A frame to be heard, of which `real_ms` are the user's and the rest is filling."""
+
+    frame: Frame
+    real_ms: float = FRAME_MS
+    playout_dbfs: float | None = None
+
+
 class Listener:
-    """One session's hearing.
+    """One session's hearing: every `Sound` that it gives out is told it by `hear`, in order.
 
     Args:
-        models: activity models to take one from.
         settings: of turn detection; None for manual turns, which only `finish` ends and which have no
             `SpeechStarted` and `SpeechStopped`.
     """
 
     def __init__(
         self,
-        models: ActivityModels,
         settings: TurnDetection | None,
         *,
         stall_timeout_ms: float = 2000.0,
         max_turn_ms: float = 120_000.0,
     ) -> None:
+        self.activity = VoiceActivity()
         self._framer = Framer()
-        self._activity = VoiceActivity(models)
         self._detector = TurnDetector(stall_timeout_ms=stall_timeout_ms)
         self._max_turn_ms = max_turn_ms
         self._now_ms = 0.0
@@ -104,19 +111,35 @@ class Listener:
         """Call `finish` when no audio comes for this long; None: no need to."""
         return None if self._manual else self._detector.stall_timeout_ms
 
-    def feed(self, window: AudioWindow) -> Iterator[list[ListenEvent]]:
-        """Hear a window: the events of each frame that it completes. A frame (32 ms) takes 1 ms of work."""
+    def feed(self, window: AudioWindow) -> Iterator[Sound]:
+        """The frames that a window completes."""
         for frame in self._framer.feed(window.pcm, window.sample_rate):
-            yield self._hear(frame, FRAME_MS, window.playout_dbfs)
+            yield Sound(frame=frame, playout_dbfs=window.playout_dbfs)
+
+    def rest(self) -> Iterator[Sound]:
+        """The input pauses or ends: what was held back. `finish` follows."""
+        held_ms = self._framer.pending_ms or FRAME_MS
+        for frame in self._framer.flush():
+            yield Sound(frame=frame, real_ms=held_ms)
+
+    def hear(self, sound: Sound, level_dbfs: float, probability: float) -> list[ListenEvent]:
+        """The next frame, its level and its probability of speech."""
+        speech = probability >= self._detector.settings.threshold - HYSTERESIS
+        if self._detector.speaking:
+            self._turn.add(sound.frame, speech=speech)
+        else:
+            self._recent.append((self._now_ms, sound.frame, speech))
+        turn_events = self._detector.feed(probability, FRAME_MS, level_dbfs, sound.playout_dbfs, self._now_ms)
+        self._now_ms += sound.real_ms
+        events = self._tell(turn_events)
+        if self._detector.speaking:
+            events += self._write_down(speech)
+        return events
 
     def finish(self) -> list[ListenEvent]:
         """The turn ends here: by the client's word, or because input has stalled or is over."""
-        events: list[ListenEvent] = []
-        held_ms = self._framer.pending_ms
-        for frame in self._framer.flush():
-            events += self._hear(frame, held_ms if held_ms else FRAME_MS, None)
-        events += self._tell(self._detector.finish(self._now_ms))
-        self._activity.reset()
+        events = self._tell(self._detector.finish(self._now_ms))
+        self.activity.reset()
         return events
 
     def forget(self) -> list[ListenEvent]:
@@ -124,33 +147,13 @@ class Listener:
         was_speaking = self._detector.speaking
         self._detector.reset()
         self._framer.flush()
-        self._activity.reset()
+        self.activity.reset()
         self._recent.clear()
         self._turn = TurnAudio()
         if not was_speaking:
             return []
         stopped: list[ListenEvent] = [] if self._manual else [SpeechStopped(at_ms=self._now_ms)]
         return [*stopped, Draft(kind=DraftKind.DROPPED, samples=np.zeros(0, np.float32), end_ms=self._now_ms)]
-
-    def close(self) -> None:
-        """Give the activity model back."""
-        self._activity.close()
-
-    def _hear(self, frame: Frame, real_ms: float, playout_dbfs: float | None) -> list[ListenEvent]:
-        """One frame, of which `real_ms` are the user's and the rest is filling."""
-        level = level_dbfs(frame)
-        probability = self._activity.probability(frame, level)
-        speech = probability >= self._detector.settings.threshold - HYSTERESIS
-        if self._detector.speaking:
-            self._turn.add(frame, speech=speech)
-        else:
-            self._recent.append((self._now_ms, frame, speech))
-        turn_events = self._detector.feed(probability, FRAME_MS, level, playout_dbfs, self._now_ms)
-        self._now_ms += real_ms
-        events = self._tell(turn_events)
-        if self._detector.speaking:
-            events += self._write_down(speech)
-        return events
 
     def _tell(self, turn_events: list[TurnEvent]) -> list[ListenEvent]:
         events: list[ListenEvent] = []

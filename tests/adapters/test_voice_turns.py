@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hearing_alone import loud_is_speech
 from numpy.typing import NDArray
 
 pytest.importorskip("onnxruntime", reason="needs the embedded extra")
@@ -17,11 +18,11 @@ pytest.importorskip("hibari", reason="needs the embedded extra")
 
 from duplex.adapters.embedded import smart_turn
 from duplex.adapters.embedded.asr import Recognition
+from duplex.adapters.embedded.hearing import Hearing
 from duplex.adapters.embedded.listen import Listener
 from duplex.adapters.embedded.llm import messages
 from duplex.adapters.embedded.replies import SILENCE, ReplyRequest
 from duplex.adapters.embedded.skills import STILL_THERE, Skills
-from duplex.adapters.embedded.vad import ActivityModels
 from duplex.adapters.embedded.voice import VoiceAdapter, VoiceSession, create
 from duplex.core.endings import patience_ms
 from duplex.core.errors import DuplexError, ErrorCode
@@ -39,15 +40,6 @@ from duplex.core.types import (
 
 RATE = 16000
 FRAME_MS = 32.0
-
-
-class LoudIsSpeech:
-    """An activity model for which every loud frame is speech."""
-
-    def process_samples(self, samples: list[float]) -> float:
-        return 0.95 if max(samples) > 0.05 else 0.02
-
-    def reset(self) -> None: ...
 
 
 class Models(VoiceAdapter):
@@ -92,9 +84,8 @@ class Talk:
         while not any(isinstance(signal, SpeechStopped) for signal in self.signals):
             assert self.heard_ms - before < 20_000
             await self.hear(FRAME_MS, speech=False)
-            while self.session._ears._job is not None:
-                await asyncio.wait({self.session._ears._job})
-                await asyncio.sleep(0)
+            await self.session._ears._idle.wait()
+            await asyncio.sleep(0)
             await asyncio.sleep(0)
         return self.heard_ms - before
 
@@ -102,8 +93,8 @@ class Talk:
 def talk(models: Callable[[], Models], turns: TurnDetection, test: Callable[[Talk], Awaitable[None]]) -> None:
     async def run() -> None:
         with ThreadPoolExecutor(1) as worker:
-            listener = Listener(ActivityModels(LoudIsSpeech), turns)
-            talking = Talk(VoiceSession(models(), listener, worker, turns))
+            hearing = Hearing(worker, loud_is_speech)
+            talking = Talk(VoiceSession(models(), Listener(turns), hearing, turns))
             reading = asyncio.create_task(talking.read())
             await asyncio.wait_for(test(talking), 30)
             await talking.session.close()
