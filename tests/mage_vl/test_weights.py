@@ -51,9 +51,10 @@ def test_a_tiny_checkpoint_is_found_checked_and_loaded(folder: Path) -> None:
     same = Vision(CONFIG.vision_config, _tensors(tiny_weights(CONFIG, 3)))
     grid = [(1, 2, 4)]
     tokens = vision(pixels, grid, positions)
-    assert torch.equal(tokens, same(pixels, grid, positions))
+    # near, not equal: where a tensor starts in memory decides how a CPU sums
+    torch.testing.assert_close(tokens, same(pixels, grid, positions))
     other = Gate(CONFIG.gate_config, _tensors(tiny_gate_weights(CONFIG, 3)))
-    assert torch.equal(
+    torch.testing.assert_close(
         gate.step([(tokens[None], gate.new_state())])[0],
         other.step([(tokens[None], other.new_state())])[0],
     )
