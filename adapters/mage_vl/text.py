@@ -48,7 +48,10 @@ class Text:
         return ids + self._ids(text)
 
     def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids) if text else []
+        if not text:
+            return []
+        text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no character
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def load_text(folder: Path, config: MageConfig) -> Text:
