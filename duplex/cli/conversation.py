@@ -24,6 +24,7 @@ from duplex.clients import (
     ClientEvent,
     ErrorMessage,
     GateScore,
+    InputLag,
     InputTranscript,
     ResponseCancelled,
     ResponseCreated,
@@ -93,8 +94,10 @@ class Conversation:
     """Final transcripts of what the user said, with the time they came."""
     speech_stopped_ms: list[float] = field(default_factory=list)
     """When the gateway said that the user's speech had ended."""
-    watched: int = 0
+    scored: int = 0
     """Video windows that the gateway has told a gate score of."""
+    followed: int = 0
+    """Video windows of which it told how far it is behind, with those that were merged."""
     errors: list[ErrorMessage] = field(default_factory=list)
     over: Exception | None = None
     """Why the session ended."""
@@ -145,6 +148,11 @@ class Conversation:
     def current(self) -> Answer | None:
         """The newest answer."""
         return self.answers[max(self.answers)] if self.answers else None
+
+    @property
+    def watched(self) -> int:
+        """Video windows that the model is done with, as far as it tells."""
+        return max(self.scored, self.followed)
 
     @property
     def quiet(self) -> bool:
@@ -233,7 +241,9 @@ class Conversation:
             case SpeechStopped():
                 self.speech_stopped_ms.append(now)
             case GateScore():
-                self.watched += 1
+                self.scored += 1
+            case InputLag():
+                self.followed += 1 + event.coalesced
             case ErrorMessage():
                 self.errors.append(event)
             case _:

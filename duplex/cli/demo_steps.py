@@ -20,10 +20,11 @@ from duplex.cli import talk as talking
 from duplex.cli.clip import WINDOW_MS, probe
 from duplex.cli.conversation import MICROPHONE_RATE, Answer, Conversation, conversation
 from duplex.cli.gateway import COMMENTARY, SESSION_PATH, VIDEO_PATH, VOICE, Target
+from duplex.cli.screen import Screen
 from duplex.cli.sound import read_speech, write_sound, write_stereo
 from duplex.cli.speaker import SAMPLE_RATE, Speaker
 from duplex.cli.timeline import Timeline, level_dbfs
-from duplex.cli.watch import Question, Screen, watch
+from duplex.cli.watch import Question, watch
 from duplex.codecs import Resampler
 
 PASSAGE: Final = (

@@ -48,6 +48,8 @@ async def target(args: argparse.Namespace, *default_adapters: str) -> AsyncItera
     """
     url = args.url or os.environ.get("DUPLEX_URL")
     if url:
+        if getattr(args, "option", None):
+            raise UsageError("--option is for a gateway that is started here, not for one that runs at --url")
         token = args.token or os.environ.get("DUPLEX_TOKEN")
         yield Target(url=_address(url), token=token, model=args.model)
         return

@@ -83,7 +83,8 @@ _DEMO = (
 )
 _SAY = "Speak TEXT, or what comes on standard input, into a sound file."
 _WATCH = (
-    "Stream a clip to the commentary model as a live camera would, and print what it says, when it says it."
+    "Stream a clip to the commentary model as a live camera would, and print what it says, when it says it;"
+    " or show it a picture, or with --whole a whole clip, and print its description or its answers."
 )
 _VOICES = (
     "Compute voices ahead for a Qwen3-TTS Base model: into a folder that custom_voice_dir names."
@@ -110,6 +111,11 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         if field.default not in (None, (), msgspec.NODEFAULT):
             words = f"{words} (default: {field.default})".strip()
         parser.add_argument(flag, dest=field.name, default=None, help=words, **options)
+    _options(parser)
+    _adapter_flags(parser)
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--option",
         action="append",
@@ -117,7 +123,6 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         metavar="ADAPTER.KEY=VALUE",
         help="an option of an adapter; the value is TOML, or a plain string; repeat for more",
     )
-    _adapter_flags(parser)
 
 
 def _adapter_flags(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +152,10 @@ def _say(parser: argparse.ArgumentParser) -> None:
 
 
 def _watch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("clip", metavar="CLIP", help="any video file: mp4, webm, mkv …")
+    parser.add_argument("clip", metavar="CLIP", help="any video file, mp4, webm, mkv …; or a picture")
+    parser.add_argument(
+        "--whole", action="store_true", help="show the whole clip at once, and have it described or --ask"
+    )
     parser.add_argument("--ask", metavar="QUESTION", action="append", help="ask about what is seen")
     parser.add_argument(
         "--ask-at", metavar="S", type=float, action="append", help="when, in s of the clip (default: its end)"
@@ -158,7 +166,9 @@ def _watch(parser: argparse.ArgumentParser) -> None:
         default="realtime",
         help="how fast to send (default: realtime)",
     )
-    parser.add_argument("--window-ms", type=float, default=500.0, help="length of a window (default: 500)")
+    parser.add_argument(
+        "--window-ms", type=float, help="length of a window (default: 500 for the embedded model, else 1000)"
+    )
     parser.add_argument("--timeline", metavar="FILE", help="write all events as JSON lines")
     _connection(parser)
 
@@ -223,6 +233,7 @@ def _connection(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--token", help="its bearer token (default: $DUPLEX_TOKEN)")
     parser.add_argument("--model", help="one of its models")
+    _options(parser)
 
 
 _COMMANDS: Final[tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]], ...]] = (

@@ -14,6 +14,8 @@ from duplex.core.types import (
     AudioWindow,
     Delta,
     GateScore,
+    ImageWindow,
+    InputLag,
     SpeechStarted,
     SpeechStopped,
     TextDelta,
@@ -98,6 +100,22 @@ def watcher(*, each: int = 2, tells: bool = True, says: str | None = None) -> Sc
 
     options = ScriptedOptions(id="watcher", proactive=True)
     return ScriptedAdapter(options, respond=comment, on_append=look)
+
+
+def beholder() -> ScriptedAdapter:
+    """Says nothing unasked, and counts what it was shown."""
+
+    async def look(session: ScriptedSession, window: Window) -> None:
+        if isinstance(window, VideoWindow):
+            session.emit(InputLag(lag_ms=1.0))
+
+    async def count(session: ScriptedSession, turn: Turn) -> AsyncIterator[Delta]:
+        images = sum(isinstance(w, ImageWindow) for w in turn.windows)
+        windows = sum(isinstance(w, VideoWindow) for w in turn.windows)
+        yield TextDelta(text=f"{turn.question} of {images} image{'s' * (images != 1)} ")
+        yield TextDelta(text=f"and {windows} window{'s' * (windows != 1)}")
+
+    return ScriptedAdapter(ScriptedOptions(id="beholder"), respond=count, on_append=look)
 
 
 def lines_of(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:

