@@ -13,12 +13,12 @@ from duplex.adapters.engine.settings import EngineSettings
 from duplex.adapters.mage_vl.eyes import FrameSight, ModelSight
 from duplex.adapters.mage_vl.options import MageOptions, RemoteOptions, VoiceOptions
 from duplex.adapters.mage_vl.ports import Sight, Stream
+from duplex.adapters.mage_vl.weights import GATE_FILE, find_checkpoint, read_checked
 from duplex.adapters.mage_vl.windows.backends import WindowOptions, check, open_windows, wants_codec
 from duplex.adapters.mage_vl.windows.pairing import Pairing
 from duplex.adapters.speech import SpeechRequest
 from duplex.adapters.spoken import SpeechStage, load_speech
 
-GATE_FILE: Final = "streammind_gate.safetensors"
 API_KEY_VARIABLE: Final = "DUPLEX_LLM_API_KEY"
 """Where a server's key is looked for when the option is not given."""
 _LOOKING = ("torch",)
@@ -54,10 +54,18 @@ def require(options: MageOptions) -> None:
 
 def checkpoint(options: MageOptions) -> Path:
     """The folder of the checkpoint. Raises `DuplexError(BAD_CONFIG)`: it is not there, or not all of it."""
-    from duplex.adapters.mage_vl.weights import find_checkpoint
-
     assert options.model is not None
-    return find_checkpoint(options.model, revision=options.revision, download=options.download)
+    # a checkpoint without the gate's file can answer, where nobody asked for the gate
+    folder = find_checkpoint(
+        options.model, revision=options.revision, download=options.download, gate=options.gate is True
+    )
+    read_checked(folder, gate=has_gate(options, folder))
+    return folder
+
+
+def has_gate(options: MageOptions, folder: Path) -> bool:
+    """The gate runs."""
+    return options.gate is not False and (folder / GATE_FILE).is_file()
 
 
 def local_engine(options: MageOptions, folder: Path) -> LanguageEngine:
@@ -85,7 +93,7 @@ def sight(options: MageOptions, folder: Path | None, pool: Executor) -> Sight:
     from duplex.adapters.mage_vl.sight.client import Sight as Client
     from duplex.adapters.mage_vl.sight.client import SightOptions
 
-    gate = options.gate is not False and (options.gate is True or (folder / GATE_FILE).is_file())
+    gate = has_gate(options, folder)
     told = {
         "model": str(folder),
         "device": options.device,

@@ -96,7 +96,7 @@ class MageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     revision: str | None = None
     download: bool = False
     device: str = "auto"
-    dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    dtype: Literal["bfloat16", "float32"] | None = None
     gate: bool | None = None
     backend: Literal["frames", "codec", "cv-preinfer"] | None = None
     input: dict[str, Any] = {}
