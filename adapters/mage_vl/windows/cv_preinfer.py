@@ -159,14 +159,7 @@ class PreinferWindows:
                 _kill(self._running)
 
     def _run(self, video: Path, out: Path, frames: int) -> None:
-        command = [
-            *(self._program, "--video", str(video), "--out_dir", str(out)),
-            *("--num_sampled_frames", str(frames), "--grouping_mode", "readiness"),
-            *("--group_size", str(GROUP_FRAMES), "--images_per_group", str(GROUP_IMAGES)),
-            *("--patch", str(PATCH), "--max_pixels", str(self._max_pixels)),
-            *("--min_group_frames", "8", "--max_group_frames", "64", "--readiness_sum_threshold", "0"),
-            *("--avoid_keyframes", "--canvas_format", "jpg"),
-        ]
+        command = _command(self._program, video, out, frames, self._max_pixels)
         said = video.with_name("said.txt")
         with said.open("wb") as sink:
             with self._lock:
@@ -200,12 +193,31 @@ class PreinferWindows:
             raise DuplexError(ErrorCode.INVALID_MEDIA, f"cv-preinfer could not use the window: {words}")
 
 
+def _command(program: str, video: Path, out: Path, frames: int, max_pixels: int) -> list[str]:
+    return [
+        *(program, "--video", str(video), "--out_dir", str(out)),
+        *("--num_sampled_frames", str(frames), "--grouping_mode", "readiness"),
+        *("--group_size", str(GROUP_FRAMES), "--images_per_group", str(GROUP_IMAGES)),
+        *("--patch", str(PATCH), "--max_pixels", str(max_pixels)),
+        *("--min_group_frames", "8", "--max_group_frames", "64", "--readiness_sum_threshold", "0"),
+        *("--avoid_keyframes", "--canvas_format", "jpg"),
+    ]
+
+
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End it and all that it started. `start_new_session` made its number that of its group."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def run_program(
+    program: str, video: Path, out: Path, frames: int, *, max_pixels: int, timeout_s: float
+) -> None:
+    """Run cv-preinfer on a file of one's own, as for a window. Raises `subprocess.SubprocessError`."""
+    command = _command(program, video, out, frames, max_pixels)
+    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=True)
 
 
 def _closing() -> DuplexError:
