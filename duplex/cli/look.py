@@ -22,6 +22,7 @@ MOST_BYTES: Final = 5 * 1024 * 1024
 """Of one message's media: in base64 it stays below what a gateway takes by default."""
 SILENT: Final = {"gate_threshold": 1.0}
 """Settings of a session that speaks when it is asked."""
+_ALL_MS: Final = 1e9
 _STILLS: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF")
 
 
@@ -58,14 +59,15 @@ def whole(clip: ClipInfo) -> Shown:
     Raises:
         UsageError: it breaks off, or has passages that no message holds.
     """
-    parts = math.ceil(clip.path.stat().st_size / MOST_BYTES)
-    length_ms = max(clip.duration_ms, 1000.0)
-    # rates differ within a clip: a part that is too large is cut finer, with all others
-    for pieces in (parts * finer for finer in (1, 2, 4, 8)):
-        window_ms = math.inf if pieces == 1 else length_ms / pieces
-        windows = tuple(cut(clip, window_ms=min(window_ms, 1e9)))
+    windows = tuple(cut(clip, window_ms=_ALL_MS))
+    size = sum(len(window.data) for window in windows)
+    length_ms = sum(window.duration_ms for window in windows)
+    # rates differ within a clip: where a part is too large, all are cut finer
+    for finer in (1, 2, 4, 8):
         if all(len(window.data) <= MOST_BYTES for window in windows):
             return Shown(clip.path, windows=windows)
+        pieces = math.ceil(size / MOST_BYTES) * finer
+        windows = tuple(cut(clip, window_ms=length_ms / pieces))
     raise UsageError(f"{clip.path}: too large to be shown at once; leave --whole out")
 
 
