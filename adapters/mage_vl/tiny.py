@@ -139,8 +139,32 @@ def write_tiny_checkpoint(folder: Path, seed: int = 0, *, end_gain: float = 0.0)
     from safetensors.numpy import save_file
 
     config = tiny_config()
+    _write_settings(folder, config, "float32")
+    _write_parts(folder, tiny_weights(config, seed, end_gain=end_gain))
+    save_file(tiny_gate_weights(config, seed), folder / "streammind_gate.safetensors", {"format": "pt"})
+    return folder
+
+
+def write_bare_checkpoint(folder: Path) -> Path:
+    """Write a folder of the published size without weights, for engines that make random ones (vLLM:
+    `load_format="dummy"`), and return it. Special tokens have the ids of the tiny tokenizer."""
+    full, tiny = MageConfig(), tiny_config()
+    config = msgspec.structs.replace(
+        full,
+        image_token_id=tiny.image_token_id,
+        video_token_id=tiny.video_token_id,
+        vision_start_token_id=tiny.vision_start_token_id,
+        vision_end_token_id=tiny.vision_end_token_id,
+        eos_token_ids=tiny.eos_token_ids,
+    )
+    _write_settings(folder, config, "bfloat16")
+    return folder
+
+
+def _write_settings(folder: Path, config: MageConfig, dtype: str) -> None:
+    """Everything but the weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", published(config) | {"dtype": "float32"})
+    write_json(folder / "config.json", published(config) | {"dtype": dtype})
     write_json(
         folder / "generation_config.json",
         {
@@ -150,10 +174,7 @@ def write_tiny_checkpoint(folder: Path, seed: int = 0, *, end_gain: float = 0.0)
         },
     )
     write_json(folder / "preprocessor_config.json", _preprocessor(config.image_config))
-    _write_parts(folder, tiny_weights(config, seed, end_gain=end_gain))
-    save_file(tiny_gate_weights(config, seed), folder / "streammind_gate.safetensors", {"format": "pt"})
     tiny_tokenizer().write(folder, whole=True, chat_template=_TEMPLATE)
-    return folder
 
 
 def _write_parts(folder: Path, weights: dict[str, NDArray[np.float32]]) -> None:

@@ -94,7 +94,7 @@ def test_a_grid_may_be_a_tensor_and_pixels_of_another_dtype() -> None:
     grid: Grid = [(1, 2, 2), (1, 4, 2), (1, 2, 2)]
     pixels, positions = inputs(grid)
     tokens = vision()(pixels.double(), torch.tensor(grid), positions.int())
-    assert torch.equal(tokens, vision()(pixels, grid, positions))
+    torch.testing.assert_close(tokens, vision()(pixels, grid, positions))
 
 
 def test_half_precision_stays_near() -> None:

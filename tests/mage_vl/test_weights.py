@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,6 @@ from duplex.adapters.mage_vl.layout import VISION, gate_layout, model_layout  # 
 from duplex.adapters.mage_vl.tiny import (  # noqa: E402
     tiny_config,
     tiny_gate_weights,
-    tiny_tokenizer,
     tiny_weights,
     write_tiny_checkpoint,
 )
@@ -110,6 +111,28 @@ def test_a_name_of_the_hubs_is_looked_up_in_its_cache(
     assert read_checked(find_checkpoint("acme/watcher")) == CONFIG
 
 
+def test_a_download_leaves_remote_code_where_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub")
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    asked: list[list[str]] = []
+
+    def fetch(name: str, *, local_files_only: bool = False, **options: Any) -> str:
+        assert name == "acme/watcher"
+        if local_files_only:
+            raise LocalEntryNotFoundError("not here")
+        asked.append(options["allow_patterns"])
+        return str(folder)
+
+    monkeypatch.setattr(client, "snapshot_download", fetch)
+    assert find_checkpoint("acme/watcher", download=True) == folder
+    [patterns] = asked
+    wanted = [any(fnmatch(path.name, pattern) for pattern in patterns) for path in folder.iterdir()]
+    assert all(wanted)
+    for other in ("modeling_mage_vl.py", "neural_codec/dcvc_intra.tar"):
+        assert not any(fnmatch(other, pattern) for pattern in patterns)
+
+
 def test_random_weights_fill_the_layout_and_run() -> None:
     weights = random_weights(CONFIG, 1, prefix=VISION, dtype=torch.float32)
     assert {name: tuple(t.shape) for name, t in weights.items()} == {
@@ -143,12 +166,3 @@ def test_a_tiny_checkpoint_never_changes(tmp_path: Path) -> None:
             digest.update(name.encode())
             digest.update(values.tobytes())
     assert digest.hexdigest()[:16] == "51604a939c784a54"
-
-
-def test_greedy_decoding_meets_no_special_token_unless_it_may_end() -> None:
-    first = min(tiny_tokenizer().special_ids.values())
-    head = tiny_weights(CONFIG, 0)["lm_head.weight"]
-    assert not head[first:].any()
-    assert head[:first].any(1).all()
-    ending = tiny_weights(CONFIG, 0, end_gain=3.0)["lm_head.weight"]
-    assert np.flatnonzero(ending[first:].any(1)).tolist() == [CONFIG.eos_token_ids[0] - first]
