@@ -24,17 +24,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from gpu_parts import Report, machine, run
 from tts_gpu_report import plot, text, verdicts
 from tts_gpu_sizes import SENTENCE, SIZES
 
@@ -52,8 +48,6 @@ PARTS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 SHARES: Final = {"frame": 17, "codec": 8, "engine": 10, "serve": 46, "qwen-tts": 8, "faster-qwen3-tts": 11}
 """Of the budget, in hundredths."""
 LEAST_S: Final = 5.0
-GRACE_S: Final = 15.0
-"""How long a part may take to end by itself when its budget is spent."""
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CODEC_BATCHES: Final = (1, 8, 32, 64, 128)
 REFERENCE_BYTES_PER_S: Final = 4.3e12
@@ -145,70 +139,6 @@ class Budget:
         return max(LEAST_S, left * SHARES[part] / shares)
 
 
-class Report:
-    """The results, on disk after every line."""
-
-    def __init__(self, file: Path, head: Mapping[str, Any]) -> None:
-        self.file = file
-        self.tree: dict[str, Any] = {**head, "parts": {}}
-
-    def save(self) -> None:
-        new = self.file.with_suffix(".new")
-        new.write_text(json.dumps(self.tree, indent=1) + "\n")
-        new.replace(self.file)
-
-
-def run(part: str, tell: dict[str, Any], environment: Mapping[str, str], report: Report) -> None:
-    """One part in a process of its own, its lines into the report as they come."""
-    program, _ = PARTS[part]
-    entry: dict[str, Any] = {"lines": []}
-    report.tree["parts"][part] = entry
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        spec, errors = Path(folder) / "spec.json", Path(folder) / "stderr"
-        spec.write_text(json.dumps(tell))
-        command = [sys.executable, str(FOLDER / program), part, str(spec)]
-        with errors.open("wb") as stderr:
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **environment}
-            )
-        # a start takes time that is no measurement: imports, weights, compilation
-        timer = threading.Timer(tell["budget_s"] + GRACE_S, process.terminate)
-        killer = threading.Timer(tell["budget_s"] + 2 * GRACE_S, process.kill)
-        timer.start()
-        killer.start()
-        assert process.stdout is not None
-        for line in process.stdout:
-            entry["lines"].append(json.loads(line))
-            report.save()
-        entry["exit"] = process.wait()
-        timer.cancel()
-        killer.cancel()
-        entry["seconds"] = round(time.monotonic() - began, 1)
-        if entry["exit"] != 0:
-            entry["stderr"] = errors.read_bytes()[-4000:].decode(errors="replace")
-    report.save()
-    print(f"{part}: {entry['seconds']} s, {len(entry['lines'])} results, exit {entry['exit']}", flush=True)
-    if "stderr" in entry:
-        print(entry["stderr"][-1500:], flush=True)
-
-
-def machine(device: str) -> dict[str, Any]:
-    """Where it ran. In a process of its own, so that this one holds no device."""
-    code = (
-        "import json, sys, torch;"
-        "gpu = torch.cuda.get_device_properties(0) if sys.argv[1] != 'cpu' else None;"
-        "print(json.dumps({'torch': torch.__version__, 'device': gpu.name if gpu else 'cpu',"
-        " 'device_bytes': gpu.total_memory if gpu else 0}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, device], capture_output=True, text=True, check=True)
-    return {
-        **json.loads(done.stdout),
-        "python": platform.python_version(),
-        "cores": len(os.sched_getaffinity(0)),
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="1.7B")
@@ -237,7 +167,7 @@ def main() -> int:
             # its own packages only
             environment["PYTHONPATH"] = str(args.peers / part)
             tell["frames"] = tell["peer_frames"]
-        run(part, tell, environment, report)
+        run(part, FOLDER / PARTS[part][0], tell, environment, report)
     print(text(report.tree))
     try:
         plot(report.tree, args.out)

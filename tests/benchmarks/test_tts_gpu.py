@@ -273,14 +273,13 @@ def test_report_is_shown(report: dict[str, Any], tmp_path: Path) -> None:
 def test_a_part_that_fails_or_takes_too_long_leaves_what_it_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    whole = module("tts_gpu")
+    parts = module("gpu_parts")
     program = tmp_path / "program.py"
-    monkeypatch.setattr(whole, "PARTS", {"part": (str(program), ("frame",))})
-    monkeypatch.setattr(whole, "GRACE_S", 0.2)
+    monkeypatch.setattr(parts, "GRACE_S", 0.2)
     for end, exit in (("raise ValueError('broken')", 1), ("time.sleep(60)", -15)):
         program.write_text(f'import time\nprint(\'{{"kind": "seen"}}\', flush=True)\n{end}\n')
-        report = whole.Report(tmp_path / "out.json", {"size": "tiny"})
-        whole.run("part", {"budget_s": 2.0}, {}, report)
+        report = parts.Report(tmp_path / "out.json", {"size": "tiny"})
+        parts.run("part", program, {"budget_s": 2.0}, {}, report)
         entry = json.loads((tmp_path / "out.json").read_text())["parts"]["part"]
         assert entry["lines"] == [{"kind": "seen"}]
         assert entry["exit"] == exit
