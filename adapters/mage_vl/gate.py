@@ -116,8 +116,9 @@ class Gate:
             return []
         plan = _plan(tuple(len(tokens) for tokens, _ in segments), self.config.conv_kernel)
         rows = plan.order, plan.inputs, plan.kept, plan.ends, plan.places if last_only else plan.back
-        index = torch.tensor([at for each in rows for at in each], device=self.device)
-        order, inputs, kept, ends, back = torch.split(index, [len(each) for each in rows])
+        order, inputs, kept, ends, back = torch.split(
+            self._upload([at for each in rows for at in each]), [len(each) for each in rows]
+        )
         frames = torch.cat([tokens.mean(1, dtype=torch.float32) for tokens, _ in segments])[order]
         memory = torch.stack([states[session].memory for session in plan.sessions])
         seen, memory = self._perceive(frames, memory, plan.active, inputs, kept, ends)
@@ -126,6 +127,11 @@ class Gate:
         for (tokens, _), state in zip(segments, states, strict=True):
             state.frames += len(tokens)
         return list(torch.split(judged, [1 if last_only else len(tokens) for tokens, _ in segments]))
+
+    def _upload(self, index: Sequence[int]) -> Tensor:
+        """Without a wait for the device, which may have an encoder's work before it."""
+        held = torch.tensor(index, pin_memory=self.device.type == "cuda")
+        return held.to(self.device, non_blocking=True)
 
     def _perceive(
         self,
