@@ -135,8 +135,9 @@ def test_every_module_imports_without_torch() -> None:
     processes alone is no part of the gateway."""
     modules = installed_modules()
     workers = modules_of_workers(modules)
-    assert {name for name in workers if not name.startswith("duplex.adapters.qwen3_tts.")} == set()
-    assert "duplex.adapters.qwen3_tts.adapter" in set(modules) - workers
+    models = ("duplex.adapters.qwen3_tts.", "duplex.adapters.mage_vl.")
+    assert {name for name in workers if not name.startswith(models)} == set()
+    assert {f"{model}adapter" for model in models} <= set(modules) - workers
     code = (
         "import importlib, sys\n"
         "for name in sys.argv[1:]:\n"
