@@ -31,7 +31,7 @@ class VllmEngine:
 
     def __init__(self, settings: VllmSettings, *, name: str = "vLLM") -> None:
         self.name = name
-        self.fault: str | None = "is not started"
+        self._why: str | None = "is not started"
         self.restarts = 0
         self.parking = Parking(settings.parked)
         self._settings = settings
@@ -56,17 +56,22 @@ class VllmEngine:
         """It is up."""
         return self._life is not None
 
+    @property
+    def fault(self) -> str | None:
+        """Why it is not up, None where it is."""
+        return self._why and f"{self.name} {self._why}"
+
     async def start(self) -> None:
         """Load the model.
 
         Raises:
             DuplexError: it cannot be started, and is not tried again.
         """
-        self.fault = "is being started"
+        self._why = "is being started"
         try:
             life = await self._begin()
-        except DuplexError as error:
-            self.fault = f"could not be started: {error.message}"
+        except DuplexError:
+            self._why = "could not be started"
             raise
         self._living = asyncio.get_running_loop().create_task(self._live(life), name=f"keeping {self.name}")
 
@@ -77,13 +82,13 @@ class VllmEngine:
             living.cancel()
             await asyncio.wait({living})
         life, self._life = self._life, None
-        self.fault = "is stopped"
+        self._why = "is stopped"
         if life is not None:
             await life.close()
 
     async def _begin(self) -> Life:
         life = await Life.begin(self.name, self._settings)
-        self._life, self._info, self.fault = life, life.info, None
+        self._life, self._info, self._why = life, life.info, None
         self.parking.opened(slots=life.slots if life.parks else 0, tokens=life.cache_tokens)
         return life
 
@@ -99,7 +104,7 @@ class VllmEngine:
                 pause_s = settings.backoff_s
             closing = loop.create_task(_close(life), name=f"clearing up {self.name}")
             while True:
-                self.fault = f"{how}; it is started again"
+                self._why = f"{how}; it is started again"
                 log.error("%s %s; it is started again in %g s", self.name, how, pause_s)
                 await asyncio.sleep(pause_s)
                 await asyncio.shield(closing)
@@ -119,7 +124,7 @@ class VllmEngine:
         return self._life
 
     def _down(self) -> DuplexError:
-        return DuplexError(ErrorCode.ENGINE_DOWN, f"{self.name} {self.fault}")
+        return DuplexError(ErrorCode.ENGINE_DOWN, self.fault or f"{self.name} died")
 
     # --- work ---------------------------------------------------------------------------------------
 
@@ -147,7 +152,7 @@ class VllmEngine:
         except Exception as error:
             self.count(failed=1)
             over = life.ended.done()
-            raise life.error_of(error, self.name) from error
+            raise await life.error_of(error, self.name) from error
         finally:
             self._active -= 1
             self.count(requests=1, prompt_tokens=length, aborted=not over)

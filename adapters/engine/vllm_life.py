@@ -31,6 +31,7 @@ log = logging.getLogger("duplex.engine")
 
 T = TypeVar("T")
 
+_EXIT_S = 2.0  # for a process that is on its way out
 _PROBES = 4  # in the time after which silence means that it hangs
 
 
@@ -140,25 +141,20 @@ class Life:
         numbers = [int(part) for part in __version__.split(".")[:2] if part.isdigit()]
         return tuple(numbers) >= PARKING
 
-    def error_of(self, error: Exception, name: str) -> DuplexError:
+    async def error_of(self, error: Exception, name: str) -> DuplexError:
         """What an exception of vLLM means for whoever asked."""
         if isinstance(error, DuplexError):
             return error
         if isinstance(error, self._dead_error) or self.ended.done():
-            return DuplexError(ErrorCode.ADAPTER_FAILED, f"{name} {self.how()}")
+            await asyncio.wait({self.ended}, timeout=2 * _EXIT_S)
+            how = self.ended.result() if self.ended.done() else "died"
+            return DuplexError(ErrorCode.ADAPTER_FAILED, f"{name} {how}")
         cause = error.__cause__ if isinstance(error, self._wrapper) and error.__cause__ else error
         if isinstance(cause, self._refusals):
             return DuplexError(ErrorCode.INVALID_VALUE, f"vLLM refuses the prompt: {cause}")
         return DuplexError(ErrorCode.ADAPTER_FAILED, f"{name} failed: {type(cause).__name__}: {cause}")
 
     # --- end ----------------------------------------------------------------------------------------
-
-    def how(self) -> str:
-        """How it ended, as far as is known."""
-        if self.ended.done():
-            return self.ended.result()
-        codes = [process.exitcode for process in self.processes if process.exitcode is not None]
-        return _words(codes[0]) if codes else "died"
 
     async def close(self) -> None:
         """End it. What runs in it fails."""
@@ -167,7 +163,14 @@ class Life:
             await asyncio.wait({self._watching})
         self._over("is stopped")
         engine, timeout_s = self.engine, self._settings.life.stop_timeout_s
-        await in_thread(lambda: engine.shutdown(timeout=timeout_s), name="stopping vLLM")
+
+        def shutdown() -> None:
+            engine.shutdown(timeout=timeout_s)
+            for process in self.processes:
+                process.kill()
+                process.join(_EXIT_S)
+
+        await in_thread(shutdown, name="stopping vLLM")
         engine.shutdown = lambda timeout=None: None  # its finalizer calls it once more, when all is torn down
 
     async def _watch(self) -> None:
@@ -190,7 +193,10 @@ class Life:
                 task.cancel()
             await asyncio.wait(tasks)
         hung = any(not task.cancelled() and task.exception() for task in tasks)
-        self._over(f"answered nothing for {self._settings.life.hang_s:g} s" if hung else self.how())
+        if hung:
+            for process in self.processes:
+                process.kill()  # it would not read a word to stop
+        self._over(f"answered nothing for {self._settings.life.hang_s:g} s" if hung else await self._how())
 
     async def _probe(self) -> None:
         """Ask again and again; the engine answers between two steps.
@@ -203,6 +209,16 @@ class Life:
             async with asyncio.timeout(hang_s):
                 await self.engine.is_sleeping()
             await asyncio.sleep(hang_s / _PROBES)
+
+    async def _how(self) -> str:
+        """How its process ended. vLLM's own watch may be about to ask the same, and only one is told."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _EXIT_S
+        while True:
+            codes = [process.exitcode for process in self.processes if process.exitcode is not None]
+            if codes or not self.processes or loop.time() > until:
+                return _words(codes[0]) if codes else "died"
+            await asyncio.sleep(_EXIT_S / 100)
 
     def _over(self, how: str) -> None:
         if self.ended.done():

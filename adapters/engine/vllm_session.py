@@ -224,7 +224,7 @@ class _OpenRequest:
                 if len(ids) > unwanted:
                     self._said.put_nowait((ids[unwanted:], finish))
         except Exception as error:
-            self._said.put_nowait(self._life.error_of(error, self._name))
+            self._said.put_nowait(await self._life.error_of(error, self._name))
         finally:
             await abort(self._life, outputs, self._id)
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from duplex.adapters.engine.settings import EngineSettings
+from duplex.adapters.engine.vllm_child import MARK
 from duplex.core.errors import DuplexError, ErrorCode
 
 INSTALL: Final = "pip install 'duplex-gateway[vllm]', or 'duplex-gateway[cpu-engine]' where there is no GPU"
@@ -23,6 +24,7 @@ _ENVIRONMENT: Final = {
     # the gateway has threads, which a forked child would inherit in an unknown state
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_NO_USAGE_STATS": "1",
+    MARK: "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     # standard output is the gateway's own
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
