@@ -89,7 +89,6 @@ class Gate:
         rows = self.config.conv_kernel - 1 + self.config.state_size
         return GateState(torch.zeros(rows, self.config.inner_size, device=self.device))
 
-    @torch.inference_mode()
     def step(self, segments: Sequence[Segment], *, last_only: bool = False) -> list[Tensor]:
         """Feed each session its next frames and move its state on: the probabilities that the model should
         speak, float32 (n,) for each segment, one a frame. A segment's decision is its last frame's.
@@ -114,6 +113,11 @@ class Gate:
                 )
         if not segments:
             return []
+        with torch.inference_mode():
+            return self._step(segments, last_only)
+
+    def _step(self, segments: Sequence[Segment], last_only: bool) -> list[Tensor]:
+        states = [state for _, state in segments]
         plan = _plan(tuple(len(tokens) for tokens, _ in segments), self.config.conv_kernel)
         rows = plan.order, plan.inputs, plan.kept, plan.ends, plan.places if last_only else plan.back
         order, inputs, kept, ends, back = torch.split(

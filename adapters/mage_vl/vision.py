@@ -103,7 +103,6 @@ class Vision:
         axes, frequencies = _frequencies(config)
         self._axes, self._frequencies = axes.to(self.device), frequencies.to(self.device)
 
-    @torch.inference_mode()
     def __call__(self, pixels: Tensor, grid: Sequence[Sequence[int]] | Tensor, positions: Tensor) -> Tensor:
         """Visual tokens of images, in the order of their patches: (N / 4, out_hidden_size).
 
@@ -115,7 +114,10 @@ class Vision:
         Raises:
             DuplexError: `INVALID_MEDIA`: shapes that do not fit each other.
         """
-        lengths = self._windows(grid, pixels, positions)
+        with torch.inference_mode():
+            return self._encode(pixels, self._windows(grid, pixels, positions), positions)
+
+    def _encode(self, pixels: Tensor, lengths: list[int], positions: Tensor) -> Tensor:
         # windows of one length side by side, so that each length is one attention
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         moved = order != list(range(len(lengths)))
