@@ -128,7 +128,8 @@ def _grid(codec: Mapping[str, Any], name: str, *dimensions: int, signed: bool = 
         raise _wrong(name, "it must be lists of numbers")
     _bounded(name, given)
     try:
-        array = np.asarray(given, np.float32)
+        with np.errstate(over="ignore"):  # infinity is refused below
+            array = np.asarray(given, np.float32)
     except (TypeError, ValueError, OverflowError) as error:
         raise _wrong(name, "it must be lists of numbers, of equal length") from error
     if array.ndim not in dimensions or not array.size:
