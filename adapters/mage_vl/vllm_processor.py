@@ -194,10 +194,11 @@ class MageProcessor(BaseMultiModalProcessor[MageProcessingInfo]):  # type: ignor
             _check(pixels, self.info)
             tokens, fields = pixels.tokens, {"pixels": pixels.image, "positions": pixels.positions}
         pad = self.info.pad
-        ids = (pad,) * tokens if ids is None else ids
-        if ids.count(pad) != tokens:
-            raise ValueError(f"a canvas of {tokens} tokens is spread to {ids.count(pad)}")
-        return _Picture(ids, fields)
+        if ids is None:
+            return _Picture((pad,) * tokens, None, fields)
+        if (found := ids.count(pad)) != tokens:
+            raise ValueError(f"a canvas of {tokens} tokens is spread to {found}")
+        return _Picture(ids, torch.tensor(ids) == pad, fields)
 
     def _resized(self, item: Any) -> Pixels:
         """A picture of any size, as published."""
@@ -248,9 +249,11 @@ class MageProcessor(BaseMultiModalProcessor[MageProcessingInfo]):  # type: ignor
 
 
 class _Picture(NamedTuple):
-    """What an item's placeholder becomes, and what the model is given of it."""
+    """What an item's placeholder becomes, which of these are visual tokens (None: all), and what the model is
+    given of it."""
 
     ids: tuple[int, ...]
+    visual: torch.Tensor | None
     fields: Mapping[str, torch.Tensor | NDArray[Any]]
 
     def item(self) -> MultiModalKwargsItem:
@@ -271,12 +274,7 @@ def _spread(
     for picture in pictures:
         at = ids.index(pad, after)
         spread += ids[after:at]
-        mask = [token == pad for token in picture.ids]
-        places.append(
-            PlaceholderRange(
-                offset=len(spread), length=len(mask), is_embed=None if all(mask) else torch.tensor(mask)
-            )
-        )
+        places.append(PlaceholderRange(offset=len(spread), length=len(picture.ids), is_embed=picture.visual))
         spread += picture.ids
         after = at + 1
     return spread + list(ids[after:]), places

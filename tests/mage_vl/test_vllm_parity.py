@@ -205,6 +205,22 @@ async def test_a_batch_gives_what_each_gives_alone(
     assert found == wanted
 
 
+async def test_a_prompt_is_read_in_steps_that_part_a_picture(
+    mage_engine: VllmEngine, writer: ChatWriter, config: MageConfig, reference: mage_reference.Reference
+) -> None:
+    """Longer than a step of the engine, which is 1,024 tokens here, and near the end of its context."""
+    rng = np.random.default_rng(0)
+    seen = torch.from_numpy(rng.standard_normal((8, 230, 64), dtype=np.float32))
+    shown = [
+        Picture(key=f"long {index}", time_s=index / 2, tokens=230, data=data, size=0)
+        for index, data in enumerate(seen)
+    ]
+    draft = writer.draft(shown, "what?")
+    assert mage_engine.info.context_tokens is not None
+    assert 1024 < draft.tokens < mage_engine.info.context_tokens - LENGTH
+    assert await greedy(mage_engine, draft) == expected(draft, [seen], config, reference)
+
+
 async def test_windows_that_stay_are_not_read_again(
     mage_engine: VllmEngine, writer: ChatWriter, config: MageConfig, reference: mage_reference.Reference
 ) -> None:
