@@ -47,7 +47,6 @@ __all__ = ["Eye", "Seen", "Sight", "SightOptions", "Tokens"]
 log = logging.getLogger("duplex.sight")
 
 _KIND = WorkerKind(module="duplex.adapters.mage_vl.sight.worker", incoming=FromSight, ready=SightReady)
-_COPIERS = 2
 
 
 class Sight(Lives[SightReady]):
@@ -72,7 +71,9 @@ class Sight(Lives[SightReady]):
         )
         self._file: int | None = None
         self._arena: Arena | None = None
-        self._copiers: ThreadPoolExecutor | None = None
+        # one thread each way, so that batches keep their order
+        self._filler: ThreadPoolExecutor | None = None
+        self._taker: ThreadPoolExecutor | None = None
         self._eyes: dict[int, Eye] = {}
         self._forgotten: set[int] = set()  # closed with a window in flight
         self._sessions = count(1)
@@ -94,7 +95,8 @@ class Sight(Lives[SightReady]):
         self._file = make_file()
         self._fds = (self._file,)
         self._spec = self.options.spec(self._file)
-        self._copiers = ThreadPoolExecutor(_COPIERS, "sight-copy")
+        self._filler = ThreadPoolExecutor(1, "sight-fill")
+        self._taker = ThreadPoolExecutor(1, "sight-take")
         try:
             await super().start()
         except BaseException:
@@ -112,9 +114,10 @@ class Sight(Lives[SightReady]):
             batch.cancel()
         if batches:
             await asyncio.wait(batches)
-        if self._copiers is not None:
-            self._copiers.shutdown(wait=False)
-            self._copiers = None
+        for copier in (self._filler, self._taker):
+            if copier is not None:
+                copier.shutdown(wait=False)
+        self._filler = self._taker = None
         self._arena = None
         if self._file is not None:
             os.close(self._file)
@@ -224,13 +227,12 @@ class Sight(Lives[SightReady]):
     async def _run(self, works: Sequence[Work[Glimpse]], slot: int, life: SightReady) -> None:
         """One batch, from its pixels to its tokens."""
         assert self._arena is not None
-        assert self._copiers is not None
         loop = asyncio.get_running_loop()
-        arena, copiers = self._arena, self._copiers
+        arena, filler, taker = self._arena, self._filler, self._taker
         glimpses = [work.window for work in works]
         in_worker = True
         try:
-            await loop.run_in_executor(copiers, _fill, arena, slot, glimpses)
+            await loop.run_in_executor(filler, _fill, arena, slot, glimpses)
             if self.ready is not life:
                 return  # the looks have failed
             if not any(glimpse.wanted for glimpse in glimpses):
@@ -244,7 +246,7 @@ class Sight(Lives[SightReady]):
             self._pump()
             for work, verdict in zip(works, looked.verdicts, strict=True):
                 work.window.eye.judged(asked=work.gate, fresh=verdict.fresh)
-            copies = await loop.run_in_executor(copiers, _take_out, arena, slot, glimpses, life.info)
+            copies = await loop.run_in_executor(taker, _take_out, arena, slot, glimpses, life.info)
             self._tell(works, looked, copies)
         except Exception as error:
             log.exception("a batch failed")

@@ -19,7 +19,7 @@ Probabilities: TypeAlias = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class View:
     """One window for the model, in shared memory.
 
     Attributes:
@@ -55,7 +55,7 @@ class SightModel(Protocol):
         """The gate's state before a session's first image."""
         ...
 
-    def launch(self, batch: Sequence[Sight]) -> Pending[list[Probabilities]]:
+    def launch(self, batch: Sequence[View]) -> Pending[list[Probabilities]]:
         """Look at windows of different sessions, at most `info.depth` batches at once; they run in the order
         of their launch. When the result is there, so are the tokens.
 

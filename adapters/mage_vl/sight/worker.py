@@ -49,7 +49,7 @@ from duplex.adapters.mage_vl.sight.messages import (
     ToSight,
     Verdict,
 )
-from duplex.adapters.mage_vl.sight.model import Probabilities, Sight, SightModel, State
+from duplex.adapters.mage_vl.sight.model import Probabilities, SightModel, State, View
 from duplex.adapters.mage_vl.sight.options import HostOptions
 
 log = logging.getLogger("duplex.sight.worker")
@@ -162,7 +162,7 @@ class SightWorker:
             if new:
                 self._states[item.session] = model.new_state()
         batch = [
-            Sight(
+            View(
                 pixels=pixels,
                 positions=positions,
                 tokens=tokens,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.adapters.mage_vl.sight.messages import SightInfo
-from duplex.adapters.mage_vl.sight.model import Probabilities, Sight
+from duplex.adapters.mage_vl.sight.model import Probabilities, View
 from duplex.adapters.mage_vl.windows.types import VisualInput
 from duplex.core.errors import DuplexError, ErrorCode
 
@@ -79,7 +79,7 @@ class FakeGate:
 class Later:
     """A batch that is computed when it is asked for, on the collector's thread."""
 
-    def __init__(self, model: FakeModel, batch: Sequence[Sight]) -> None:
+    def __init__(self, model: FakeModel, batch: Sequence[View]) -> None:
         self._model, self._batch = model, batch
 
     def done(self) -> bool:
@@ -122,7 +122,7 @@ class FakeModel:
     def new_state(self) -> FakeGate:
         return FakeGate()
 
-    def launch(self, batch: Sequence[Sight]) -> Later:
+    def launch(self, batch: Sequence[View]) -> Later:
         if self.options.journal:
             with open(self.options.journal, "a") as file:
                 file.write(" ".join(str(len(sight.pixels)) for sight in batch) + "\n")

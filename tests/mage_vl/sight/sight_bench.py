@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -36,12 +37,35 @@ def fake(**fields: Any) -> SightOptions:
 
 @contextlib.asynccontextmanager
 async def seeing(options: SightOptions | None = None, **settings: Any) -> AsyncIterator[Sight]:
+    """A running sight, of which nothing may be left in the end: no process, no open file, no shared memory.
+
+    Not even when it cannot start, or was killed.
+    """
     sight = Sight(options or fake(), msgspec.structs.replace(SETTINGS, **settings))
-    await sight.start()
+    files, shared, others = open_files(), _shared(), workers()
     try:
+        await sight.start()
         yield sight
     finally:
         await sight.stop()
+        assert workers() == others
+        assert _shared() == shared
+        gc.collect()
+        await until(lambda: open_files() <= files, 10)  # transports close in the loop's next turns
+
+
+def open_files() -> int:
+    """Of this process."""
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+
+def _shared() -> list[str]:
+    """Shared memory that has one of our names."""
+    return (
+        sorted(name for name in os.listdir("/dev/shm") if "duplex" in name)
+        if os.path.isdir("/dev/shm")
+        else []
+    )
 
 
 class Hold:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_sight import POISON, FakeGate, expected_tokens, window
-from sight_bench import Hold, fake, figures, kill, seeing, until, workers
+from sight_bench import Hold, fake, figures, kill, open_files, seeing, until, workers
 
 from duplex.adapters.mage_vl.sight.client import Eye, Seen, Sight
 from duplex.adapters.mage_vl.windows.types import VisualInput
@@ -394,7 +393,7 @@ async def test_stop_in_flight_fails_the_looks_and_waits_for_nobody(hold: Hold, d
 
 
 async def test_kills_at_any_moment_leave_nothing_behind(hold: Hold) -> None:
-    """Six lives, each ended in the middle of traffic; files and memory are checked after each test."""
+    """Six lives, each ended in the middle of traffic."""
     async with seeing(fake(depth=2, journal=hold.options["journal"]), backoff_s=0.01) as sight:
         eyes = [sight.open() for _ in range(6)]
         over = asyncio.Event()
@@ -419,7 +418,7 @@ async def test_kills_at_any_moment_leave_nothing_behind(hold: Hold) -> None:
         for life in range(6):
             windows = figures(sight)["windows"]
             await until(lambda windows=windows: figures(sight)["windows"] > windows + 20)
-            fds.append(len(os.listdir("/proc/self/fd")))
+            fds.append(open_files())
             kill(sight)
             await until(lambda life=life: sight.restarts == life + 1)
             await until(lambda: sight.healthy)
