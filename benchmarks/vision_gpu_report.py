@@ -1,0 +1,177 @@
+"""The results of the Mage-VL benchmark as text, and what must hold of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+GATE_RATIO: Final = 1.2
+"""The gate of the 100th segment over that of the first, at most."""
+TOKENS_RATIO: Final = 3.0
+"""Visual tokens of frames over those of canvases, at least, for the same windows."""
+OVERHEAD_MS: Final = 2.0
+"""The adapter over bare vLLM, at most: first token, a token, an abort."""
+KEPT_MS: Final = 1000.0
+"""A session keeps up when 99 of 100 windows have the gate's word within this, and none is given up."""
+SESSIONS: Final = 32
+
+
+def lines(report: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [line for part in report["parts"].values() for line in part["lines"] if line["kind"] == kind]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    return "\n".join(
+        "| " + " | ".join(map(str, cells)) + " |" for cells in (head, ["---"] * len(head), *rows)
+    )
+
+
+def keeps_up(line: Mapping[str, Any]) -> bool:
+    """A load of sessions that were all kept in real time."""
+    late = line["gate_ms"]["p99"]
+    return late is not None and late <= KEPT_MS and not line["coalesced"] and not line["faults"]
+
+
+def verdicts(report: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
+    """What must hold: (what, measured, holds)."""
+    for line in lines(report, "gate"):
+        ratio = line["last_ms"] / line["first_ms"]
+        what = f"gate, {line['images']} images: segment {line['segments']} over the first ≤ {GATE_RATIO}"
+        yield what, f"{ratio:.2f}", ratio <= GATE_RATIO
+    shown = {
+        (line["window_ms"], line["backend"]): line["tokens_a_window"] for line in lines(report, "sessions")
+    }
+    for (window_ms, backend), tokens in shown.items():
+        if backend == "codec" and (window_ms, "frames") in shown:
+            ratio = shown[window_ms, "frames"] / max(1, tokens)
+            what = f"visual tokens of frames over canvases, windows of {window_ms / 1000:g} s"
+            yield what, f"{ratio:.2f}", True
+    for line in lines(report, "answer"):
+        for what, words in (("first", "first token"), ("each", "a token")):
+            more = line[f"session_{what}_ms"] - line[f"bare_{what}_ms"]
+            yield (
+                f"{line['shown']}: {words} over bare vLLM ≤ {OVERHEAD_MS} ms",
+                f"{more:+.2f} ms",
+                more <= OVERHEAD_MS,
+            )
+    for line in lines(report, "abort"):
+        more = line["engine_ms"]["p50"] - line["bare_ms"]["p50"]
+        yield f"abort over bare vLLM ≤ {OVERHEAD_MS} ms", f"{more:+.2f} ms", more <= OVERHEAD_MS
+    for line in lines(report, "sessions"):
+        if line["sessions"] >= SESSIONS and line["backend"] == "codec":
+            what = f"{line['sessions']} sessions, windows of {line['window_ms'] / 1000:g} s, keep up"
+            yield what, f"p99 {line['gate_ms']['p99']} ms", keeps_up(line)
+
+
+def text(report: Mapping[str, Any]) -> str:
+    """All tables."""
+    parts = [
+        table(
+            ["gate, segment of", "first", "last", "ratio", "full history: first", "last"],
+            [
+                [
+                    f"{line['images']} images",
+                    f"{line['first_ms']:.2f} ms",
+                    f"{line['last_ms']:.2f} ms",
+                    f"{line['last_ms'] / line['first_ms']:.2f}",
+                    f"{line['full_first_ms']:.2f} ms",
+                    f"{line['full_last_ms']:.2f} ms",
+                ]
+                for line in lines(report, "gate")
+            ],
+        ),
+        table(
+            ["gate, sessions at once", "ms"],
+            [[line["sessions"], f"{line['ms']:.2f}"] for line in lines(report, "gate_batch")],
+        ),
+        table(
+            ["encoder", "tokens", "ms"],
+            [
+                [
+                    f"{line['images']} × {line['width']}×{line['height']}",
+                    line["tokens"],
+                    f"{line['ms']:.2f}",
+                ]
+                for line in lines(report, "encoder")
+            ],
+        ),
+        table(
+            [
+                "answer about",
+                "prompt",
+                "first token: vLLM",
+                "engine",
+                "session",
+                "a token: vLLM",
+                "engine",
+                "session",
+            ],
+            [
+                [
+                    line["shown"],
+                    line["prompt_tokens"],
+                    *(
+                        f"{line[f'{way}_{what}_ms']:.2f} ms"
+                        for what in ("first", "each")
+                        for way in ("bare", "engine", "session")
+                    ),
+                ]
+                for line in lines(report, "answer")
+            ],
+        ),
+        table(
+            ["answers at once", "tokens/s", "first token p50", "a token"],
+            [
+                [
+                    line["answers"],
+                    line["tokens_a_second"],
+                    f"{line['first_ms']['p50']:.0f} ms",
+                    f"{line['each_ms']:.2f} ms",
+                ]
+                for line in lines(report, "batch")
+            ],
+        ),
+        table(
+            [
+                "sessions",
+                "windows",
+                "by",
+                "tokens a window",
+                "gate p50 / p99",
+                "first token p50 / p99",
+                "given up",
+                "keeps up",
+            ],
+            [
+                [
+                    line["sessions"],
+                    f"{line['window_ms'] / 1000:g} s",
+                    line["backend"],
+                    line["tokens_a_window"],
+                    f"{line['gate_ms']['p50']} / {line['gate_ms']['p99']} ms",
+                    f"{line['first_ms']['p50']} / {line['first_ms']['p99']} ms",
+                    line["coalesced"],
+                    "yes" if keeps_up(line) else "no",
+                ]
+                for line in lines(report, "sessions")
+            ],
+        ),
+        table(
+            ["one lock, sessions", "windows", "gate p50 / p99", "first token p50", "took"],
+            [
+                [
+                    line["sessions"],
+                    line["windows"],
+                    f"{line['gate_ms']['p50']} / {line['gate_ms']['p99']} ms",
+                    f"{line['first_ms']['p50']} ms",
+                    f"{line['took_s']} s of {line['seconds']:g}",
+                ]
+                for line in lines(report, "peer")
+            ],
+        ),
+        table(
+            ["must hold", "measured", ""],
+            [[what, value, "yes" if good else "NO"] for what, value, good in verdicts(report)],
+        ),
+    ]
+    return "\n\n".join(parts)
