@@ -83,7 +83,8 @@ class CodecWindows:
         self._estimator.reset()
 
     def close(self) -> None:
-        """Nothing runs that would have to be stopped."""
+        """Give up, at the next frame, what is being decoded. From any thread."""
+        self._source.close()
 
     def _whole(self, segment: Segment) -> VisualInput | None:
         for _, frame in segment.frames():
@@ -137,7 +138,7 @@ class CodecWindows:
     def _plan(self, segment: Segment) -> _Plan:
         count = segment.expected
         if self._beat is not None and not segment.stills:
-            count = min(count, math.ceil(segment.duration_ms / self._beat.step_ms))
+            count = math.ceil(min(count, segment.duration_ms / self._beat.step_ms))
         return _Plan(count)
 
     def _on_beat(self, frame: VideoFrame) -> bool:

@@ -153,6 +153,7 @@ class PreinferWindows:
 
     def close(self) -> None:
         """Kill what runs. From any thread."""
+        self._stills.close()
         with self._lock:
             self._closed = True
             if self._running is not None:

@@ -59,7 +59,8 @@ class FrameWindows:
         self._source.reset()
 
     def close(self) -> None:
-        """Nothing runs that would have to be stopped."""
+        """Give up, at the next frame, what is being decoded. From any thread."""
+        self._source.close()
 
     def _collect(self, segment: Segment) -> VisualInput | None:
         kept: list[tuple[int, float, Images]] = []

@@ -115,5 +115,9 @@ def canvases(group: list[Candidate]) -> Canvases:
 
 def _usable(group: list[Candidate]) -> list[Candidate]:
     predicted = [frame for frame in group if not frame.key] or group
-    shown = [frame for frame in predicted if frame.image[::4, ::4].std(axis=(0, 1)).max() > _FLAT]
+    shown = [frame for frame in predicted if _shows_something(frame.image)]
     return shown or predicted[:1]
+
+
+def _shows_something(image: Images) -> bool:
+    return bool(image[::CELL, ::CELL].std(axis=(0, 1)).max() > _FLAT)

@@ -52,6 +52,7 @@ class Segment:
     def frames(self) -> Iterator[tuple[int, VideoFrame]]:
         """Frames in display order, each with its index in this segment."""
         for frame in self._frames:
+            self._source.check_open()
             if self._first is None:
                 self._first, self._first_ms = frame.index, frame.pts_ms
                 self._source.begin(frame.pts_ms)
@@ -75,6 +76,7 @@ class Source:
         # a still between two pieces of one stream must not end that stream
         self._stills = VideoStream(limits, motion=False)
         self._origin_ms: float | None = None
+        self._closed = False
 
     @property
     def origin_ms(self) -> float:
@@ -93,6 +95,7 @@ class Source:
             DuplexError: `empty_input`; and while its frames are taken `unsupported_format`, `invalid_media`
                 or `media_too_large`. The windows before and after it are not touched by that.
         """
+        self.check_open()
         pictures = (window.data,) if isinstance(window, ImageWindow) else window.frames
         if pictures:
             if not all(pictures):
@@ -108,6 +111,15 @@ class Source:
             window.data, window.kind, pts_ms=window.pts_ms, duration_ms=window.duration_ms
         )
         return Segment(self, self._video, window, frames)
+
+    def check_open(self) -> None:
+        """Raise `DuplexError` (`session_closing`) after `close`."""
+        if self._closed:
+            raise DuplexError(ErrorCode.SESSION_CLOSING, "the session was closed")
+
+    def close(self) -> None:
+        """No more frames. From any thread."""
+        self._closed = True
 
     def rest(self) -> Segment:
         """What the decoder held back at the end of the stream."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 
 import numpy as np
@@ -15,7 +17,7 @@ from duplex.adapters.mage_vl.windows.backends import CANVAS_PIXELS, WindowOption
 from duplex.adapters.mage_vl.windows.codec import MOST_GROUPS, CodecWindows
 from duplex.adapters.mage_vl.windows.selection import GROUP_FRAMES, GROUP_IMAGES
 from duplex.adapters.mage_vl.windows.types import VisualInput
-from duplex.codecs.video import VideoStream
+from duplex.codecs.video import VideoFrame, VideoStream
 from duplex.codecs.video_split import split_clip
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import ImageWindow, VideoWindow
@@ -153,6 +155,27 @@ def test_a_lost_window_is_one_window_lost() -> None:
     assert watching.see(pieces[3]) is not None
 
 
+LIVE = live(busy_square(30, height=64, width=96), seconds=0.4)
+WHOLE = whole(moving_square(10, height=64, width=96))
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_damaged_windows_are_used_or_refused_by_name_and_lose_nothing_else(data: st.DataObject) -> None:
+    watching = backend()
+    for piece in [*LIVE, WHOLE]:
+        broken = bytearray(piece.data)
+        for _ in range(data.draw(st.integers(0, 6))):
+            broken[data.draw(st.integers(0, len(broken) - 1))] ^= data.draw(st.integers(1, 255))
+        broken = broken[: data.draw(st.sampled_from([len(broken), len(broken) // 2]))]
+        with suppress(DuplexError):
+            watching.see(VideoWindow(kind=piece.kind, data=bytes(broken), duration_ms=400.0))
+    seen = watching.see(WHOLE)
+    assert seen is not None
+    assert seen.images.shape == (GROUP_IMAGES, 64, 96, 3)
+    assert len(seen.frame_times_s) == 10
+
+
 def test_windows_longer_than_the_most_groups_are_thinned_out() -> None:
     scenes = [texture(64, 64, seed=i) for i in range(16)]
     seen = backend().see(whole([scenes[i % 16] for i in range(600)]))
@@ -191,6 +214,30 @@ def test_a_change_of_resolution_in_mid_session_and_in_mid_window() -> None:
     seen = watching.see(VideoWindow(kind="video/h264", data=annex_b, duration_ms=960.0))
     assert seen is not None
     assert seen.images.shape == (GROUP_IMAGES, 96, 160, 3)
+
+
+@pytest.mark.parametrize("name", ["frames", "codec"])
+def test_closing_gives_up_the_window_that_is_being_decoded(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching = open_windows(WindowOptions(backend=name))
+    given: list[int] = []
+    decode = VideoStream.decode
+
+    def close_after_two(*args: object, **kwargs: object) -> Iterator[VideoFrame]:
+        for frame in decode(*args, **kwargs):
+            given.append(frame.index)
+            if len(given) == 2:
+                watching.close()
+            yield frame
+
+    monkeypatch.setattr(VideoStream, "decode", close_after_two)
+    window = whole(moving_square(50))
+    for _ in range(2):
+        with pytest.raises(DuplexError) as refused:
+            watching.see(window)
+        assert refused.value.code is ErrorCode.SESSION_CLOSING
+    assert given == [0, 1]
 
 
 def test_memory_stays_flat_over_hours() -> None:
