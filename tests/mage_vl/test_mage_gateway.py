@@ -1,4 +1,4 @@
-"""Mage-VL behind the gateway, over real sockets at its own endpoint, with parts that do what they are told."""
+"""Mage-VL behind the gateway, over real sockets at its own endpoint, with parts that do as they are told."""
 
 from __future__ import annotations
 
