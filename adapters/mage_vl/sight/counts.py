@@ -51,7 +51,7 @@ class Counts:
             ("sessions", sessions, "Sessions that are open."),
             ("waiting", waiting, "Windows that wait to be looked at."),
             ("flying", flying, "Windows that are being looked at."),
-            ("wait_seconds", wait_ms / 1e3, "For how long the oldest of those has waited."),
+            ("wait_seconds", wait_ms / 1e3, "For how long the oldest that waits has waited."),
             ("gate_states", stats.states if stats else 0, "Sessions whose gate has a state."),
             ("memory_bytes", stats.memory_bytes if stats else 0, "Memory that the model holds."),
         )
