@@ -8,13 +8,17 @@ from collections.abc import AsyncGenerator
 from itertools import count
 from typing import Any
 
+import msgspec
+
 from duplex.adapters.engine.characters import Characters
 from duplex.adapters.engine.language import EngineInfo, Prompt, Sampling, TokenDelta, check
+from duplex.adapters.engine.language_figures import Totals, figures
 from duplex.adapters.engine.vllm_life import Life
 from duplex.adapters.engine.vllm_outputs import abort, delta_of, finish_of
 from duplex.adapters.engine.vllm_parking import Parking
 from duplex.adapters.engine.vllm_session import VllmSession
 from duplex.adapters.engine.vllm_settings import VllmSettings
+from duplex.adapters.engine.vllm_stats import Stats
 from duplex.adapters.health import Figure
 from duplex.core.errors import DuplexError, ErrorCode
 
@@ -32,15 +36,14 @@ class VllmEngine:
     def __init__(self, settings: VllmSettings, *, name: str = "vLLM") -> None:
         self.name = name
         self._why: str | None = "is not started"
-        self.restarts = 0
         self.parking = Parking(settings.parked)
         self._settings = settings
         self._info: EngineInfo | None = None
         self._life: Life | None = None
         self._living: asyncio.Task[None] | None = None
         self._ids = count(1)
-        self._totals = {"prompt_tokens": 0, "output_tokens": 0, "requests": 0, "aborted": 0, "failed": 0}
-        self._active = 0
+        self.totals = Totals()
+        self.active = 0
 
     # --- life ---------------------------------------------------------------------------------------
 
@@ -50,6 +53,11 @@ class VllmEngine:
         if self._info is None:
             raise self._down()
         return self._info
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return self.totals.restarts
 
     @property
     def healthy(self) -> bool:
@@ -87,7 +95,7 @@ class VllmEngine:
             await life.close()
 
     async def _begin(self) -> Life:
-        life = await Life.begin(self.name, self._settings)
+        life = await Life.begin(self.name, self._settings, self.totals)
         self._life, self._info, self._why = life, life.info, None
         self.parking.opened(slots=life.slots if life.parks else 0, tokens=life.cache_tokens)
         return life
@@ -109,7 +117,7 @@ class VllmEngine:
                 await asyncio.sleep(pause_s)
                 await asyncio.shield(closing)
                 pause_s = min(pause_s * 2, settings.backoff_most_s)
-                self.restarts += 1
+                self.totals.restarts += 1
                 try:
                     life = await self._begin()
                     break
@@ -137,25 +145,22 @@ class VllmEngine:
         characters = Characters(life.tokenizer)
         id = self.new_id()
         outputs: AsyncGenerator[Any, None] | None = None
-        over = False
-        self._active += 1
+        over = failed = False
+        self.active += 1
         try:
             outputs = life.engine.generate(await life.render(prompt), parameters, id)
             async for output in outputs:
                 finish = finish_of(output, self.name)
                 over = finish is not None
                 delta = delta_of(output, characters, length, finish)
-                self.count(output_tokens=len(delta.ids))
+                self.totals.output_tokens += len(delta.ids)
                 yield delta
-        except DuplexError:
-            raise
         except Exception as error:
-            self.count(failed=1)
-            over = life.ended.done()
+            failed = True
             raise await life.error_of(error, self.name) from error
         finally:
-            self._active -= 1
-            self.count(requests=1, prompt_tokens=length, aborted=not over)
+            self.active -= 1
+            self.totals.ended(prompt_tokens=length, failed=failed, aborted=not (over or failed))
             if not over:
                 await abort(life, outputs, id)
 
@@ -167,45 +172,20 @@ class VllmEngine:
         """A request's name in vLLM."""
         return f"duplex-{next(self._ids)}"
 
-    # --- metrics ------------------------------------------------------------------------------------
-
-    def count(self, **more: int) -> None:
-        """Add to the totals."""
-        for name, number in more.items():
-            self._totals[name] += number
-
     def figures(self) -> list[Figure]:
         """What `/metrics` shows: see docs/language-engine.md."""
-        stats = self._life.stats if self._life is not None else None
-        gauges = (
-            ("up", self.healthy, "1 while the engine is loaded and answers."),
-            ("active", self._active, "Answers that are being generated."),
-            ("running", stats.running if stats else 0, "Requests in the engine's batch."),
-            ("waiting", stats.waiting if stats else 0, "Requests that wait for a place in it."),
-            ("cache_usage_ratio", stats.cache_usage if stats else 0, "Share of the key-value cache in use."),
-            ("parked_sessions", len(self.parking), "Sessions that hold a place between turns."),
+        stats = self._life.stats if self._life is not None else Stats(Totals())
+        return figures(
+            {
+                "up": self.healthy,
+                "active": self.active,
+                "running": stats.running,
+                "waiting": stats.waiting,
+                "cache_usage_ratio": stats.cache_usage,
+                "parked_sessions": len(self.parking),
+            },
+            msgspec.structs.asdict(self.totals),
         )
-        totals = self._totals
-        counters = (
-            ("requests", totals["requests"], "Prompts that were answered or given up."),
-            ("prompt_tokens", totals["prompt_tokens"], "Tokens of all prompts."),
-            ("output_tokens", totals["output_tokens"], "Tokens of all answers."),
-            ("aborted", totals["aborted"], "Answers that nobody wanted any more."),
-            ("failed", totals["failed"], "Answers that ended with an error."),
-            ("restarts", self.restarts, "Times that the engine was started again."),
-            ("cache_lookup_tokens", stats.looked_up if stats else 0, "Prompt tokens looked up in the cache."),
-            ("cache_found_tokens", stats.found if stats else 0, "Prompt tokens that the cache had."),
-        )
-        return [
-            *(
-                Figure(name=f"language_{name}", kind="gauge", words=words, value=float(value))
-                for name, value, words in gauges
-            ),
-            *(
-                Figure(name=f"language_{name}", kind="counter", words=words, value=float(value))
-                for name, value, words in counters
-            ),
-        ]
 
 
 async def _close(life: Life) -> None:

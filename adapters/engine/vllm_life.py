@@ -23,6 +23,7 @@ from duplex.adapters.engine.language import (
     Sampling,
     TokenPrompt,
 )
+from duplex.adapters.engine.language_figures import Totals
 from duplex.adapters.engine.vllm_settings import PARKING, VllmSettings, engine_arguments, prepare_environment
 from duplex.adapters.engine.vllm_stats import Stats, logger_of
 from duplex.core.errors import DuplexError, ErrorCode
@@ -60,15 +61,15 @@ class Life:
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
-    async def begin(cls, name: str, settings: VllmSettings) -> Life:
-        """Load the model. The loop goes on meanwhile.
+    async def begin(cls, name: str, settings: VllmSettings, totals: Totals) -> Life:
+        """Load the model. The loop goes on meanwhile. What it counts is added to `totals`.
 
         Raises:
             DuplexError: `BAD_CONFIG`: vLLM is missing or takes no such model or option; `ENGINE_DOWN`: it
                 could not start.
         """
         prepare_environment()
-        stats = Stats()
+        stats = Stats(totals)
         loading = in_thread(lambda: _load(settings, stats), name=f"starting {name}")
         try:
             engine = await asyncio.shield(loading)

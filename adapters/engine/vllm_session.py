@@ -126,23 +126,27 @@ class VllmSession:
         self, life: Life, request: _OpenRequest, sampling: Sampling, most: int
     ) -> AsyncGenerator[TokenDelta, None]:
         characters = Characters(life.tokenizer)
-        length = len(self._ids)
+        totals = self._engine.totals
+        length, new = len(self._ids), len(self._ids) - request.sent
         finish: Finish | None = None
+        failed = False
+        self._engine.active += 1
         request.ask(self._ids, life.parameters(sampling, most))
-        self._engine.count(prompt_tokens=length)
         try:
             async with contextlib.aclosing(request.answer()) as answer:
                 async for ids, finish in answer:
                     text = characters.feed(ids[:-1] if finish == "stop" else ids)
-                    self._engine.count(output_tokens=len(ids))
+                    totals.output_tokens += len(ids)
+                    request.sent += len(ids)
+                    if finish is not None:
+                        request.sent -= 1  # the last token was not computed, and is dropped there
                     yield TokenDelta(ids=ids, text=text, finish=finish, prompt_tokens=length)
-            # of an answer the engine has computed all but the last token, which it drops
-            request.sent = len(self._ids) - 1
         except DuplexError:
-            self._engine.count(failed=1)
+            failed = True
             raise
         finally:
-            self._engine.count(requests=1, aborted=finish is None)
+            self._engine.active -= 1
+            totals.ended(prompt_tokens=new, failed=failed, aborted=finish is None and not failed)
             if finish is None:
                 await self._leave()
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from duplex.adapters.engine.language_figures import Totals
+
 
 class Stats:
     """Of one life, over all its engines (data parallel ranks): requests that run and that wait, the share of
-    the cache in use (0 to 1, of the fullest), prompt tokens looked up in the prefix cache and found there."""
+    the cache in use (0 to 1, of the fullest). Lookups in the prefix cache are added to `totals`."""
 
-    def __init__(self) -> None:
+    def __init__(self, totals: Totals) -> None:
+        self._totals = totals
         self._engines: dict[int, tuple[int, int, float]] = {}
-        self.looked_up = 0
-        self.found = 0
 
     @property
     def running(self) -> int:
@@ -31,8 +32,8 @@ class Stats:
         """What a step of one engine came with: vLLM's `SchedulerStats`."""
         self._engines[engine] = (told.num_running_reqs, told.num_waiting_reqs, told.kv_cache_usage)
         if (prefix := told.prefix_cache_stats) is not None:
-            self.looked_up += prefix.queries
-            self.found += prefix.hits
+            self._totals.cache_lookup_tokens += prefix.queries
+            self._totals.cache_found_tokens += prefix.hits
 
 
 def logger_of(stats: Stats) -> Callable[..., Any]:

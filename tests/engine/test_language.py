@@ -23,6 +23,7 @@ from duplex.adapters.engine.language import (
     check,
     length_of,
 )
+from duplex.adapters.engine.language_figures import Totals
 from duplex.adapters.engine.vllm_parking import Parking
 from duplex.adapters.engine.vllm_settings import VllmSettings, check_names
 from duplex.adapters.engine.vllm_stats import Stats
@@ -224,7 +225,8 @@ def test_the_share_of_parked_sessions_is_a_share() -> None:
 
 
 def test_figures_of_all_engines_are_summed() -> None:
-    stats = Stats()
+    totals = Totals()
+    stats = Stats(totals)
     for engine in (0, 1):
         told = SimpleNamespace(
             num_running_reqs=2 + engine,
@@ -234,4 +236,4 @@ def test_figures_of_all_engines_are_summed() -> None:
         )
         stats.take(engine, told)
     assert (stats.running, stats.waiting, stats.cache_usage) == (5, 2, 0.5)
-    assert (stats.looked_up, stats.found) == (200, 80)
+    assert (totals.cache_lookup_tokens, totals.cache_found_tokens) == (200, 80)

@@ -285,6 +285,23 @@ async def test_a_turn_that_is_closed_early_keeps_what_was_heard(engine: VllmEngi
     await session.close()
 
 
+async def test_a_turn_may_be_left_at_its_last_token(engine: VllmEngine) -> None:
+    session = engine.session()
+    past: list[int] = []
+    for ids in (BEGINNING, (33, 34)):
+        deltas = session.turn(ids, sampling(7))
+        past += ids
+        async for delta in deltas:
+            past += delta.ids
+            if delta.finish is not None:
+                break
+        await deltas.aclose()
+    assert figure(engine, "parked_sessions") == 1
+    again = ids_of(await turn(session, (35,), 7))
+    assert again == ids_of(await answer(engine, tokens(*past, 35), sampling(7)))
+    await session.close()
+
+
 async def test_more_sessions_than_slots_all_go_on(engine: VllmEngine) -> None:
     sessions = [engine.session() for _ in range(2 * SLOTS)]
     pasts = [[n + 5] * 9 for n in range(len(sessions))]
