@@ -23,6 +23,7 @@ pytest.importorskip("vllm", reason="the engine core is in the extra `cpu-engine`
 
 import mage_reference  # noqa: E402
 import vllm_tiny  # noqa: E402
+from PIL import Image  # noqa: E402
 
 if TYPE_CHECKING:
     from duplex.adapters.engine.vllm_engine import VllmEngine
@@ -173,6 +174,20 @@ async def test_pixels_and_embeddings_give_the_tokens_of_plain_torch(
     assert len(set(wanted)) > 3, "an answer of one token would tell nothing"
     assert await greedy(mage_engine, draft) == wanted
     assert await greedy(mage_engine, writer.draft(looked, "And now?", said=SAID)) == wanted
+
+
+async def test_a_picture_of_any_size_is_resized_as_published(
+    mage_engine: VllmEngine, writer: ChatWriter, config: MageConfig, reference: mage_reference.Reference
+) -> None:
+    """As vLLM's own server gives it: PIL's, or an array."""
+    image = np.random.default_rng(0).integers(0, 256, (70, 100, 3), dtype=np.uint8)
+    resized = Image.fromarray(image).resize((96, 64), Image.Resampling.BICUBIC)
+    pixels, grid, places = mage_reference.patches(np.array(resized), reference.tree)
+    seen = reference.model.visual(pixels, grid, places)[None]
+    for index, data in enumerate((Image.fromarray(image), image)):
+        still = Picture(key=f"still {index}", time_s=None, tokens=6, data=data, size=0)
+        draft = writer.draft([still], "what?")
+        assert await greedy(mage_engine, draft) == expected(draft, [seen], config, reference)
 
 
 async def test_pictures_matter(
