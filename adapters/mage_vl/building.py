@@ -75,7 +75,9 @@ def local_engine(options: MageOptions, folder: Path) -> LanguageEngine:
     from duplex.adapters.mage_vl.vllm_plugin import engine_arguments
 
     arguments: dict[str, Any] = {**engine_arguments(folder), **options.engine}
-    return VllmEngine(VllmSettings(model=str(folder), engine=arguments))
+    life = EngineSettings(start_timeout_s=options.start_timeout_s, hang_s=options.decoder_hang_s)
+    settings = VllmSettings(model=str(folder), engine=arguments, life=life)
+    return VllmEngine(settings, name=f"{options.id} decoder")
 
 
 def remote_engine(remote: RemoteOptions) -> LanguageEngine:

@@ -88,7 +88,7 @@ class MageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         remote: decode on a server instead.
         speech: speak the words, see `VoiceOptions`.
         start_timeout_s: how long loading may take.
-        hang_s: an eye that is silent for so long is ended and started again.
+        hang_s, decoder_hang_s: an eye, or a decoder, that is silent for so long is ended and started again.
     """
 
     id: str = "mage-vl"
@@ -116,6 +116,7 @@ class MageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     speech: str | VoiceOptions | None = None
     start_timeout_s: float = 600.0
     hang_s: float = 30.0
+    decoder_hang_s: float = 60.0
 
     @property
     def voice(self) -> VoiceOptions | None:
@@ -211,6 +212,7 @@ def _check(read: MageOptions) -> None:
         ("eye_threads", read.eye_threads is None or read.eye_threads >= 1, "is 1 or more"),
         ("start_timeout_s", read.start_timeout_s > 0, "is above 0"),
         ("hang_s", read.hang_s >= 2, "is 2 or more"),
+        ("decoder_hang_s", read.decoder_hang_s >= 2, "is 2 or more"),
     )
     for name, good, words in rules:
         if not good:

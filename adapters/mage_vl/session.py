@@ -184,13 +184,19 @@ class MageSession(BaseSession):
         if turn.trigger is not Trigger.PROACTIVE:
             await self._caught_up()
         sampling = self._sampling(turn)
-        draft = self._draft(turn, sampling.max_tokens)
-        finish = None
-        async with aclosing(self._parts.engine.generate(draft.prompt, sampling)) as deltas:
-            async for delta in deltas:
-                if delta.text:
-                    yield TextDelta(text=delta.text)
-                finish = delta.finish or finish
+        try:
+            draft = self._draft(turn, sampling.max_tokens)
+            finish = None
+            async with aclosing(self._parts.engine.generate(draft.prompt, sampling)) as deltas:
+                async for delta in deltas:
+                    if delta.text:
+                        yield TextDelta(text=delta.text)
+                    finish = delta.finish or finish
+        except DuplexError as error:
+            if not error.fatal:
+                raise
+            # an engine that is being started again costs a response, not the session
+            raise DuplexError(ErrorCode.ADAPTER_FAILED, error.message) from error
         if finish == "length":
             yield LengthReached()
 

@@ -384,6 +384,16 @@ async def test_an_engine_that_dies_fails_the_response_by_name(fakes: Fakes, watc
     assert await watched.said() == "a dog runs"
 
 
+async def test_an_engine_that_is_being_started_again_costs_a_response_and_not_the_session(
+    fakes: Fakes, watched: Watched
+) -> None:
+    await show(watched, "a")
+    fakes.engine.healthy = False
+    with pytest.raises(DuplexError, match="the engine is down") as fault:
+        await watched.answer()
+    assert not fault.value.fatal
+
+
 # --- the context --------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from duplex.adapters.mage_vl.windows.geometry import fitted, image_size, raster
 from duplex.adapters.mage_vl.windows.sampling import Beat, evenly
 from duplex.adapters.mage_vl.windows.selection import (
     GROUP_FRAMES,
+    GROUP_IMAGES,
     Candidate,
     Canvases,
     block_scores,
@@ -19,12 +20,12 @@ from duplex.adapters.mage_vl.windows.selection import (
 )
 from duplex.adapters.mage_vl.windows.side_information import SideInformation, read
 from duplex.adapters.mage_vl.windows.source import Segment, Source, Visible
-from duplex.adapters.mage_vl.windows.types import VisualInput
+from duplex.adapters.mage_vl.windows.types import MOST_PATCHES, PATCH, VisualInput
 from duplex.codecs.video import VideoFrame, VideoLimits
 from duplex.core.types import CodecWindow, ImageWindow
 
 MOST_GROUPS: Final = 8
-"""Groups of one window at most; of a longer one frames are left out evenly."""
+"""Groups of one window at most, fewer where canvases are large; of a longer one frames are left out evenly."""
 
 
 class CodecWindows:
@@ -51,6 +52,7 @@ class CodecWindows:
     ) -> None:
         self._beat = None if fps is None else Beat(fps)
         self._max_pixels, self._image_max_pixels = max_pixels, image_max_pixels
+        self._most_groups = min(MOST_GROUPS, max(1, MOST_PATCHES * PATCH**2 // (GROUP_IMAGES * max_pixels)))
         self._source = Source(limits, motion=True)
         self._estimator = CostEstimator()
 
@@ -139,7 +141,7 @@ class CodecWindows:
         count = segment.expected
         if self._beat is not None and not segment.stills:
             count = math.ceil(min(count, segment.duration_ms / self._beat.step_ms))
-        return _Plan(count)
+        return _Plan(count, self._most_groups)
 
     def _on_beat(self, frame: VideoFrame) -> bool:
         return self._beat is None or self._beat.takes(frame.pts_ms)
@@ -170,8 +172,8 @@ class CodecWindows:
 class _Plan:
     """How the frames of a window, about `count`, are put into groups of about the same size."""
 
-    def __init__(self, count: int) -> None:
-        most = MOST_GROUPS * GROUP_FRAMES
+    def __init__(self, count: int, most_groups: int) -> None:
+        most = most_groups * GROUP_FRAMES
         self._wanted = evenly(count, most) if count > most else None
         self._most = most
         self._groups = max(1, math.ceil(min(count, most) / GROUP_FRAMES))

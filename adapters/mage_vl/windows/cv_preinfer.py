@@ -18,11 +18,11 @@ from typing import Final
 
 import numpy as np
 
-from duplex.adapters.mage_vl.windows.codec import MOST_GROUPS, CodecWindows
+from duplex.adapters.mage_vl.windows.codec import CodecWindows
 from duplex.adapters.mage_vl.windows.cv_preinfer_output import read_output
 from duplex.adapters.mage_vl.windows.selection import GROUP_FRAMES, GROUP_IMAGES
 from duplex.adapters.mage_vl.windows.source import Visible
-from duplex.adapters.mage_vl.windows.types import PATCH, VisualInput
+from duplex.adapters.mage_vl.windows.types import MOST_PATCHES, PATCH, VisualInput
 from duplex.codecs.video import VideoLimits
 from duplex.codecs.video_demux import probe
 from duplex.codecs.video_sniff import Container
@@ -34,6 +34,7 @@ TIMEOUT_S: Final = 60.0
 
 _SUFFIXES: Final = {Container.MP4: ".mp4", Container.MATROSKA: ".mkv", Container.MPEG_TS: ".ts"}
 _CODECS: Final = ("h264", "hevc", "vp9")
+_LEAST_GROUP: Final = 8  # frames; it makes the groups as large as it sees fit
 _TRIAL_S: Final = 60.0
 _WORDS: Final = 300  # of what the program says, in an error
 _INSTALL: Final = (
@@ -96,6 +97,8 @@ class PreinferWindows:
     ) -> None:
         self._program, self._timeout_s, self._max_pixels = program, timeout_s, max_pixels
         self._limits = limits
+        patches = GROUP_IMAGES * max_pixels // PATCH**2  # of a group
+        self._most_frames = max(_LEAST_GROUP, MOST_PATCHES // patches * _LEAST_GROUP)
         self._stills = CodecWindows(max_pixels=max_pixels, image_max_pixels=image_max_pixels, limits=limits)
         self._origin_ms: float | None = None
         self._end_ms = 0.0
@@ -127,7 +130,7 @@ class PreinferWindows:
             folder = Path(name)
             video = folder / f"window{_SUFFIXES[found.container]}"
             video.write_bytes(window.data)
-            self._run(video, folder / "out", min(found.frames, MOST_GROUPS * GROUP_FRAMES))
+            self._run(video, folder / "out", min(found.frames, self._most_frames))
             output = read_output(folder / "out", self._limits)
         lasts = window.duration_ms
         lasts = found.frames * output.frame_ms if lasts is None else lasts
@@ -200,7 +203,14 @@ def _command(program: str, video: Path, out: Path, frames: int, max_pixels: int)
         *("--num_sampled_frames", str(frames), "--grouping_mode", "readiness"),
         *("--group_size", str(GROUP_FRAMES), "--images_per_group", str(GROUP_IMAGES)),
         *("--patch", str(PATCH), "--max_pixels", str(max_pixels)),
-        *("--min_group_frames", "8", "--max_group_frames", "64", "--readiness_sum_threshold", "0"),
+        *(
+            "--min_group_frames",
+            str(_LEAST_GROUP),
+            "--max_group_frames",
+            "64",
+            "--readiness_sum_threshold",
+            "0",
+        ),
         *("--avoid_keyframes", "--canvas_format", "jpg"),
     ]
 

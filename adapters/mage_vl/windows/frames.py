@@ -10,12 +10,12 @@ import numpy as np
 from duplex.adapters.mage_vl.windows.geometry import fitted, image_size, raster
 from duplex.adapters.mage_vl.windows.sampling import Beat, evenly
 from duplex.adapters.mage_vl.windows.source import Segment, Source, Visible
-from duplex.adapters.mage_vl.windows.types import Images, VisualInput
+from duplex.adapters.mage_vl.windows.types import MOST_PATCHES, PATCH, Images, VisualInput
 from duplex.codecs.video import VideoFrame, VideoLimits
 from duplex.core.types import CodecWindow
 
 MOST_IMAGES: Final = 64
-"""Images of one window at most; a long window is thinned out evenly."""
+"""Images of one window at most, and fewer where they are large; a long window is thinned out evenly."""
 
 
 class FrameWindows:
@@ -66,13 +66,15 @@ class FrameWindows:
         kept: list[tuple[int, float, Images]] = []
         size: tuple[int, int] | None = None
         chosen = self._evenly(segment) if self._beat is None else _on_beat(segment, self._beat)
-        stride = 1
+        stride, most = 1, MOST_IMAGES
         for number, (index, frame) in enumerate(chosen):
             if number % stride:
                 continue
-            size = size or image_size(frame.width, frame.height, self._max_pixels)
+            if size is None:
+                size = image_size(frame.width, frame.height, self._max_pixels)
+                most = min(MOST_IMAGES, max(1, MOST_PATCHES * PATCH**2 // (size[0] * size[1])))
             kept.append((index, frame.pts_ms, fitted(frame, *size, self._max_pixels)))
-            if len(kept) > MOST_IMAGES:  # longer than there is room for: every other one, from here on too
+            if len(kept) > most:  # longer than there is room for: every other one, from here on too
                 del kept[1::2]
                 stride *= 2
         if size is None:

@@ -17,6 +17,8 @@ MERGE: Final = 2
 """Patches that the merger joins, along a side: `MERGE` × `MERGE` patches are one visual token."""
 BLOCK: Final = PATCH * MERGE
 """Side of the square of one visual token, in pixels: images are multiples of it."""
+MOST_PATCHES: Final = 65_536
+"""Patches of one segment: of a window that would have more, less is shown."""
 
 Images: TypeAlias = NDArray[np.uint8]
 Positions: TypeAlias = NDArray[np.int32]
