@@ -26,6 +26,8 @@ _ENVIRONMENT: Final = {
     "VLLM_NO_USAGE_STATS": "1",
     MARK: "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
+    # its processes are started as modules: a `duplex` folder where the gateway was started is not the package
+    "PYTHONSAFEPATH": "1",
     # standard output is the gateway's own
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
 }
