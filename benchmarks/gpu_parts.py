@@ -63,7 +63,9 @@ def run(
         killer.cancel()
         entry["seconds"] = round(time.monotonic() - began, 1)
         if entry["exit"] != 0:
-            entry["stderr"] = errors.read_bytes()[-4000:].decode(errors="replace")
+            said = errors.read_bytes()
+            report.file.with_name(f"{part}.stderr").write_bytes(said)
+            entry["stderr"] = said[-4000:].decode(errors="replace")
     report.save()
     print(f"{part}: {entry['seconds']} s, {len(entry['lines'])} results, exit {entry['exit']}", flush=True)
     if "stderr" in entry:
