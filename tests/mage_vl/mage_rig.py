@@ -1,5 +1,5 @@
-"""A gateway with the whole of Mage-VL behind it on a tiny checkpoint: vLLM's real engine core and a sight worker,
-both on the CPU."""
+"""A gateway with the whole of Mage-VL behind it on a tiny checkpoint: vLLM's real engine core and a sight
+worker, both on the CPU."""
 
 from __future__ import annotations
 
@@ -44,6 +44,12 @@ class Rig:
         peer = await Peer.connect(self.gateway, PATH, **{"ext": "signals", **query})
         self.peers.append(peer)
         return peer
+
+    async def says(self, status: int) -> None:
+        """Wait until `/ready` answers that."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (await self.get("/ready")).status_code != status:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
     async def leave(self) -> None:
         """All sessions end, as do their slots."""

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ pytest.importorskip("torch", reason="needs torch: the extra vllm or cpu-engine")
 pytest.importorskip("vllm", reason="needs vLLM: the extra vllm or cpu-engine")
 
 from gateway_peer import Peer
-from mage_rig import CONTEXT, FRAMES, PATIENCE_S, Rig, resident_bytes, rigged, until
+from mage_rig import CONTEXT, FRAMES, Rig, resident_bytes, rigged, until
 from video_clips import encode, moving_square
 
 from duplex.adapters.mage_vl.tiny import write_tiny_checkpoint
@@ -53,10 +52,6 @@ async def text_of(peer: Peer, index: int) -> str:
     parts = [m["data"] for m in peer.of("response.delta") if m["response_index"] == index]
     peer.log.clear()
     return "".join(parts)
-
-
-async def ready(rig: Rig) -> int:
-    return (await rig.get("/ready")).status_code
 
 
 async def test_the_gate_scores_and_the_decoder_comments_token_by_token(rig: Rig) -> None:
@@ -183,9 +178,7 @@ async def test_a_decoder_that_is_killed_under_load_costs_its_responses_and_nothi
     # the eye was not touched: it goes on looking
     await show(peers[0], "b", 8000)
     await peers[0].expect("gate.score", segment_id="b")
-    async with asyncio.timeout(PATIENCE_S):
-        while await ready(rig) != 200:
-            await asyncio.sleep(0.1)
+    await rig.says(200)
     assert rig.decoder_pid != old
     fresh = await rig.connect(gate_threshold="1.0")
     for peer, index in ((fresh, 1), *((peer, 2) for peer in peers)):
@@ -201,9 +194,7 @@ async def test_an_eye_that_is_killed_costs_the_window_it_looked_at_and_nothing_e
     await peer.expect("gate.score", segment_id="a")
     old, decoder = rig.eye_pid, rig.decoder_pid
     os.kill(old, signal.SIGKILL)
-    async with asyncio.timeout(PATIENCE_S):
-        while await ready(rig) != 503:
-            await asyncio.sleep(0.01)
+    await rig.says(503)
     await show(peer, "lost", 8000)
     error = await peer.expect("error")
     assert error["code"] in ("engine_down", "adapter_failed")
@@ -212,9 +203,7 @@ async def test_an_eye_that_is_killed_costs_the_window_it_looked_at_and_nothing_e
     await peer.say("What?")
     await peer.send("input.commit")
     assert await text_of(peer, 1)
-    async with asyncio.timeout(PATIENCE_S):
-        while await ready(rig) != 200:
-            await asyncio.sleep(0.1)
+    await rig.says(200)
     await show(peer, "b", 16000)
     await peer.expect("gate.score", segment_id="b")
     assert rig.decoder_pid == decoder
