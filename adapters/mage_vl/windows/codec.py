@@ -25,7 +25,7 @@ from duplex.codecs.video import VideoFrame, VideoLimits
 from duplex.core.types import CodecWindow, ImageWindow
 
 MOST_GROUPS: Final = 8
-"""Groups of one window at most, fewer where canvases are large; of a longer one frames are left out evenly."""
+"""Groups of one window at most, fewer where canvases are large; beyond them frames are left out evenly."""
 
 
 class CodecWindows:

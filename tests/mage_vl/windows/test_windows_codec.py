@@ -16,7 +16,7 @@ from window_pieces import busy_square, cut_from, live, moving_square, patches, t
 from duplex.adapters.mage_vl.windows.backends import CANVAS_PIXELS, WindowOptions, open_windows
 from duplex.adapters.mage_vl.windows.codec import MOST_GROUPS, CodecWindows
 from duplex.adapters.mage_vl.windows.selection import GROUP_FRAMES, GROUP_IMAGES
-from duplex.adapters.mage_vl.windows.types import VisualInput
+from duplex.adapters.mage_vl.windows.types import MOST_PATCHES, VisualInput
 from duplex.codecs.video import VideoFrame, VideoStream
 from duplex.codecs.video_split import split_clip
 from duplex.core.errors import DuplexError, ErrorCode
@@ -184,6 +184,17 @@ def test_windows_longer_than_the_most_groups_are_thinned_out() -> None:
     anchors = seen.positions[::GROUP_IMAGES, 0, 0, 0]
     np.testing.assert_allclose(np.diff(anchors), 75, atol=3)  # evenly, but no key frame
     assert seen.positions[..., 0].max() > 580
+
+
+@pytest.mark.parametrize("name", ["frames", "codec"])
+def test_no_segment_has_more_patches_than_the_eye_takes(name: str) -> None:
+    options = WindowOptions(backend=name, num_frames=64, max_pixels=4_000_000, codec_max_pixels=4_000_000)
+    pictures = [texture(1080, 1920, seed=i) for i in range(3)]
+    window = whole([pictures[i % 3] for i in range(40)])
+    seen = open_windows(options).see(window)
+    assert seen is not None
+    assert seen.images.shape[1:3] == (1088, 1920)
+    assert MOST_PATCHES / 4 < seen.visual_tokens * 4 <= MOST_PATCHES
 
 
 def test_stills_and_lone_images() -> None:
