@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from duplex.adapters.embedded.asr import TurnAudio
 from duplex.adapters.embedded.vad import FRAME_MS, Frame, Framer, VoiceActivity
-from duplex.core.turns import HYSTERESIS, SpeechPaused, TurnDetector, TurnEvent
+from duplex.core.turns import HYSTERESIS, REACH_MS, SpeechPaused, TurnDetector, TurnEvent
 from duplex.core.types import AudioWindow, SpeechContinued, SpeechStarted, SpeechStopped, TurnDetection
 
 PARTIAL_MS: Final = 400.0
@@ -94,7 +94,7 @@ class Listener:
         self._detector.settings = turns
         self._detector.open_ended = self._manual
         self._detector.max_turn_ms = MANUAL_TURN_MS if self._manual else self._max_turn_ms
-        kept = int((turns.prefix_padding_ms + turns.min_speech_ms) / FRAME_MS) + 8
+        kept = int((turns.prefix_padding_ms + turns.min_speech_ms + REACH_MS) / FRAME_MS) + 8
         self._recent = deque(self._recent, maxlen=kept)
 
     def judge(self, end_ms: float, complete: float) -> None:

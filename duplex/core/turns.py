@@ -13,6 +13,9 @@ An onset acts without a transcript. Three things keep noise from acting:
   play and nobody speaks: loud speakers beside a microphone hold the bar high, a headset lowers it;
 - *hysteresis*: to go on takes less than to begin.
 
+What the bar for our own echo kept from being an onset may still have been the user's first word: a turn that
+begins soon after begins with it.
+
 A turn ends after silence: a fixed one, or one that depends on whether what was said is complete (`judge`).
 """
 
@@ -39,6 +42,13 @@ ECHO_LEARNED_AFTER_MS = 1000.0
 """Audible echo conditions that must be heard before the measurement counts."""
 ECHO_DECAY_DB_PER_S = 1.0
 """How fast the measured echo falls when less returns."""
+UNDER_MARGIN_DB = -15.0
+"""While we play, speech that is louder than our own level plus this, and yet under the bar, may be the user's. An
+echo at −20 dB reaches this in one frame of a hundred."""
+UNDER_MS = 96.0
+"""Speech under the bar that is shorter than this, all in all, is none, but peaks of our echo."""
+REACH_MS = 1200.0
+"""How far before its onset a turn may begin with speech under the bar."""
 AUDIBLE_DBFS = -50.0
 """Our sound must be louder than this to measure its echo."""
 PEAK_RANGE_DB = 12.0
@@ -100,6 +110,7 @@ class TurnDetector:
         self._last_stop_ms = 0.0
         self._run: deque[tuple[float, float]] = deque()  # (duration, level) of the onset's frames
         self._run_start_ms = 0.0
+        self._under: deque[tuple[float, float]] = deque()  # (begin, duration) of frames
         self._noise_dbfs: float | None = None
         self._echo_db: float | None = None
         self._echo_heard_ms = 0.0
@@ -136,6 +147,8 @@ class TurnDetector:
         if self._speaking or self._run:
             threshold -= HYSTERESIS
         voiced = probability >= threshold and level_dbfs >= floor_dbfs
+        if playout_dbfs is not None and not self._speaking:
+            self._hear_under(probability, level_dbfs - playout_dbfs, at_ms, frame_ms)
         if playout_dbfs is not None and not self._speaking and not voiced:
             self._learn_echo(level_dbfs - playout_dbfs, frame_ms, playout_dbfs)
         if self._speaking:
@@ -175,6 +188,7 @@ class TurnDetector:
     def reset(self) -> None:
         """What was heard in no turn yet is forgotten, a turn that is open included."""
         self._run.clear()
+        self._under.clear()
         self._speaking = self._paused = False
 
     # --- states -------------------------------------------------------------------------------------
@@ -197,7 +211,7 @@ class TurnDetector:
         self._paused = self._continued = False
         self._complete = None
         self._speech_end_ms = now_ms
-        padded = self._run_start_ms - self.settings.prefix_padding_ms
+        padded = self._first_word_ms() - self.settings.prefix_padding_ms
         self._started_ms = max(padded, self._last_stop_ms, 0.0)
         return [SpeechStarted(at_ms=self._started_ms), *self._lasts()]
 
@@ -254,6 +268,28 @@ class TurnDetector:
             elif loud_ms:
                 gap_ms += duration
         return min(span_ms, 2 * loud_ms)
+
+    # --- speech under the bar ---------------------------------------------------------------------------
+
+    def _hear_under(self, probability: float, ratio_db: float, at_ms: float, frame_ms: float) -> None:
+        if probability >= self.settings.threshold and ratio_db >= UNDER_MARGIN_DB:
+            self._under.append((at_ms, frame_ms))
+        while self._under and self._under[0][0] < at_ms - REACH_MS:
+            self._under.popleft()
+
+    def _first_word_ms(self) -> float:
+        """Beginning of what the user says: before the onset, if there was speech under the bar that no pause
+        parts from it."""
+        first_ms = begin_ms = self._run_start_ms
+        heard_ms = 0.0
+        for at_ms, frame_ms in reversed(self._under):
+            if begin_ms - at_ms - frame_ms > self.settings.silence_duration_ms:
+                break
+            if at_ms < self._run_start_ms:
+                begin_ms = at_ms
+                heard_ms += frame_ms
+        self._under.clear()
+        return begin_ms if heard_ms >= UNDER_MS else first_ms
 
     # --- noise and echo -----------------------------------------------------------------------------
 

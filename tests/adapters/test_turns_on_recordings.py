@@ -186,3 +186,22 @@ def test_the_user_is_heard_through_our_own_voice() -> None:
     decided = decisions_ms(heard, playing(ours, len(heard) // STEP))
     assert decided
     assert 0 < decided[0] - at_ms - onset <= 250
+
+
+@pytest.mark.parametrize("at_ms", range(1000, 9000, 400))
+def test_what_is_said_over_our_own_voice_keeps_its_first_word(at_ms: int) -> None:
+    """The bar for our echo let the onset through late, and a pre-roll of 300 ms did not reach the first word."""
+    ours, theirs = recording(RECORDINGS[2])[: RATE * 14], recording(RECORDINGS[0])
+    theirs = theirs / np.abs(theirs).max() * np.abs(ours).max() * 10 ** (-6 / 20)
+    heard = ours / 30 + noise("white", len(ours), -75, seed=2)
+    heard[at_ms * RATE // 1000 :][: len(theirs)] += theirs[: len(heard) - at_ms * RATE // 1000]
+    onset = at_ms + onsets_ms(theirs, speech_dbfs(theirs) - 15)[0]
+    pcm = np.clip(np.rint(heard * 32767), -32768, 32767).astype("<i2")
+    listener, playout = Listener(TurnDetection()), playing(ours, len(heard) // STEP)
+    started: list[float] = []
+    for index, level in enumerate(playout):
+        data = pcm[index * STEP :][:STEP].tobytes()
+        window = AudioWindow(pcm=data, sample_rate=RATE, playout_dbfs=level)
+        started += [e.at_ms for e in hear_alone(SILERO, listener, window) if isinstance(e, SpeechStarted)]
+    assert started
+    assert onset - 600 <= started[0] <= onset

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.core.turns import PAUSE_MS, SpeechPaused, TurnDetector, TurnEvent
+from duplex.core.turns import PAUSE_MS, REACH_MS, SpeechPaused, TurnDetector, TurnEvent
 from duplex.core.types import SpeechStarted, SpeechStopped, TurnDetection
 
 FRAME = 32.0
@@ -113,6 +113,50 @@ def test_a_headset_lowers_the_bar_for_a_quiet_voice() -> None:
     headset.feed((0.01, -75.0), 2016, -22.0)
     assert speaker.feed(quiet, 320, -22.0) == []
     assert headset.feed(quiet, 320, -22.0) == [SpeechStarted(at_ms=2016 - 300)]
+
+
+PLAYOUT = -20.0
+UNDER = (0.95, PLAYOUT - 11)  # a soft word, too soft to be told from our echo
+
+
+def test_a_first_word_under_the_bar_for_our_echo_was_cut_off() -> None:
+    feed = Input(TurnDetector())
+    assert feed.feed(SILENCE, 640, PLAYOUT) == []
+    assert feed.feed(UNDER, 192, PLAYOUT) == []
+    assert feed.feed(SILENCE, 256, PLAYOUT) == []
+    assert feed.feed((0.95, PLAYOUT), 192, PLAYOUT) == [SpeechStarted(at_ms=640 - 300)]
+
+
+def test_a_word_under_the_bar_is_no_first_word_behind_a_pause_that_ends_a_turn() -> None:
+    feed = Input(TurnDetector(TurnDetection(silence_duration_ms=200)))
+    feed.feed(SILENCE, 640, PLAYOUT)
+    feed.feed(UNDER, 192, PLAYOUT)
+    feed.feed(SILENCE, 256, PLAYOUT)
+    onset = feed.now
+    assert feed.feed((0.95, PLAYOUT), 192, PLAYOUT) == [SpeechStarted(at_ms=onset - 300)]
+
+
+def test_fault_8_single_peaks_of_our_echo_are_no_first_word() -> None:
+    feed = Input(TurnDetector())
+    for _ in range(10):
+        feed.feed((0.99, PLAYOUT - 12), 32, PLAYOUT)
+        feed.feed((0.99, PLAYOUT - 22), 576, PLAYOUT)
+    onset = feed.now
+    assert feed.feed((0.95, PLAYOUT), 192, PLAYOUT) == [SpeechStarted(at_ms=onset - 300)]
+
+
+def test_words_under_the_bar_reach_back_a_bounded_time_and_are_forgotten_with_the_rest() -> None:
+    feed = Input(TurnDetector())
+    feed.feed(UNDER, 9600, PLAYOUT)
+    onset = feed.now
+    (started,) = feed.feed((0.95, PLAYOUT), 192, PLAYOUT)
+    assert isinstance(started, SpeechStarted)
+    assert onset - REACH_MS <= started.at_ms + 300 <= onset - REACH_MS + 192
+    feed.feed(SILENCE, 960)
+    feed.feed(UNDER, 320, PLAYOUT)
+    feed.detector.reset()
+    onset = feed.now
+    assert feed.feed((0.95, PLAYOUT), 192, PLAYOUT) == [SpeechStarted(at_ms=onset - 300)]
 
 
 def test_the_echo_is_not_measured_from_silence_of_ours() -> None:
