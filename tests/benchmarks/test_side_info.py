@@ -39,7 +39,7 @@ def test_costs_are_counted_a_frame(benchmark: ModuleType, clip: Path) -> None:
     assert len(pieces) == 2
     took = benchmark.cost(pieces, 1)
     assert len(took) == 5
-    assert 0 < took["decoding"]
+    assert min(took.values()) > 0
     assert took["decoding"] < took["backend codec"]
 
 

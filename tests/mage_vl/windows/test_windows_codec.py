@@ -189,9 +189,8 @@ def test_windows_longer_than_the_most_groups_are_thinned_out() -> None:
 @pytest.mark.parametrize("name", ["frames", "codec"])
 def test_no_segment_has_more_patches_than_the_eye_takes(name: str) -> None:
     options = WindowOptions(backend=name, num_frames=64, max_pixels=4_000_000, codec_max_pixels=4_000_000)
-    pictures = [texture(1080, 1920, seed=i) for i in range(3)]
-    window = whole([pictures[i % 3] for i in range(40)])
-    seen = open_windows(options).see(window)
+    picture = still(moving_square(1, height=1080, width=1920)[0], "mjpeg")
+    seen = open_windows(options).see(VideoWindow(kind="", frames=(picture,) * 40))
     assert seen is not None
     assert seen.images.shape[1:3] == (1088, 1920)
     assert MOST_PATCHES / 4 < seen.visual_tokens * 4 <= MOST_PATCHES
