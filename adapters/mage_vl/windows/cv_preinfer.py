@@ -203,14 +203,8 @@ def _command(program: str, video: Path, out: Path, frames: int, max_pixels: int)
         *("--num_sampled_frames", str(frames), "--grouping_mode", "readiness"),
         *("--group_size", str(GROUP_FRAMES), "--images_per_group", str(GROUP_IMAGES)),
         *("--patch", str(PATCH), "--max_pixels", str(max_pixels)),
-        *(
-            "--min_group_frames",
-            str(_LEAST_GROUP),
-            "--max_group_frames",
-            "64",
-            "--readiness_sum_threshold",
-            "0",
-        ),
+        *("--min_group_frames", str(_LEAST_GROUP), "--max_group_frames", "64"),
+        *("--readiness_sum_threshold", "0"),
         *("--avoid_keyframes", "--canvas_format", "jpg"),
     ]
 
