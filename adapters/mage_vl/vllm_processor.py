@@ -38,6 +38,7 @@ from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalPro
 from duplex.adapters.mage_vl.config import ImageConfig
 from duplex.adapters.mage_vl.image import ImageProcessor, raster_positions
 from duplex.adapters.mage_vl.prompt import Pixels, Spread
+from duplex.core.errors import DuplexError
 
 _FIELD = MultiModalFieldConfig.batched("image")
 
@@ -171,12 +172,12 @@ class MageProcessor(BaseMultiModalProcessor[MageProcessingInfo]):  # type: ignor
         """
         with timing_ctx.record("apply_hf_processor"):
             pictures = [self._picture(item) for item in inputs.mm_data_items.get("image", ())]
-        with timing_ctx.record("get_mm_hashes"):
-            keys = self._keys(inputs) if pictures else []
-        with timing_ctx.record("merge_mm_kwargs"):
-            sent = self._sent(inputs, pictures, keys)
         with timing_ctx.record("apply_prompt_updates"):
             ids, places = _spread(self._ids(inputs.prompt, len(pictures)), pictures, self.info.pad)
+        with timing_ctx.record("get_mm_hashes"):
+            keys = self._keys(inputs) if pictures else []
+        with timing_ctx.record("merge_mm_kwargs"):  # last: what fails after it is in the cache and never sent
+            sent = self._sent(inputs, pictures, keys)
         return mm_input(
             prompt_token_ids=ids,
             mm_kwargs=MultiModalKwargsItems({"image": sent}),
@@ -207,7 +208,10 @@ class MageProcessor(BaseMultiModalProcessor[MageProcessingInfo]):  # type: ignor
         if not isinstance(item, Image.Image):
             raise ValueError(f"{type(item).__name__} is no picture: embeddings, Pixels or uint8 (H, W, 3)")
         images = self.info.images
-        height, width = ImageProcessor(images).fit(item.height, item.width)
+        try:
+            height, width = ImageProcessor(images).fit(item.height, item.width)
+        except DuplexError as error:
+            raise ValueError(error.message) from error  # which vLLM takes for the caller's fault
         image = np.asarray(item.convert("RGB").resize((width, height), Image.Resampling.BICUBIC))
         size = images.patch_size
         return Pixels(image=image, positions=raster_positions(0, height // size, width // size))
@@ -281,12 +285,16 @@ def _spread(
 
 
 def _check(pixels: Pixels, info: MageProcessingInfo) -> None:
-    height, width, _ = pixels.image.shape
+    """What the encoder would choke on must not reach the core, where it would end the engine."""
+    image, positions = pixels.image, pixels.positions
+    height, width, channels = image.shape
     size, block = info.images.patch_size, info.block
-    if pixels.image.dtype != np.uint8 or not height * width or height % block or width % block:
-        raise ValueError(f"{pixels.image.dtype} {height}x{width}: sides are multiples of {block}, in uint8")
-    if pixels.positions.shape != (height // size, width // size, 3):
-        raise ValueError(f"positions of shape {pixels.positions.shape} for {height}x{width}")
+    if height < block or width < block or height % block or width % block or channels != 3:
+        raise ValueError(f"an image of shape {image.shape}: sides are multiples of {block}, of 3 channels")
+    if image.dtype != np.uint8 or positions.dtype.kind != "i":
+        raise ValueError(f"an image of {image.dtype} and positions of {positions.dtype}: uint8 and integers")
+    if positions.shape != (height // size, width // size, 3):
+        raise ValueError(f"positions of shape {positions.shape} for an image of {image.shape}")
 
 
 def _data(item: Any) -> Any:
@@ -298,4 +306,4 @@ def _is_embeds(item: Any) -> bool:
 
 
 def _tensor(value: torch.Tensor | NDArray[Any]) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+    return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.require(value, None, ["C", "W"]))

@@ -13,6 +13,7 @@ import pytest
 
 from duplex.adapters.mage_vl.config import ImageConfig, MageConfig, published
 from duplex.adapters.mage_vl.layout import VISION, gate_layout, model_layout
+from duplex.adapters.mage_vl.prompt import Pixels
 from duplex.adapters.mage_vl.vllm_plugin import ARCHITECTURE, engine_arguments, register
 
 torch = pytest.importorskip("torch", reason="the reference is in plain torch")
@@ -37,14 +38,19 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         parallel_state.cleanup_dist_env_and_memory()
 
 
+def configured(folder: Path, **arguments: Any) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    options = {**engine_arguments(folder, **arguments), "max_model_len": 2048, "skip_tokenizer_init": True}
+    return EngineArgs(**options, enforce_eager=True, dtype="float32").create_engine_config()
+
+
 def build(folder: Path, device: str, **arguments: Any) -> Any:
     """The model with no weights in it."""
     from vllm.config import set_current_vllm_config
-    from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    options = {**engine_arguments(folder, **arguments), "max_model_len": 2048, "skip_tokenizer_init": True}
-    config = EngineArgs(**options, enforce_eager=True, dtype="float32").create_engine_config()
+    config = configured(folder, **arguments)
     assert config.model_config.architectures == [ARCHITECTURE]
     with torch.device(device), set_current_vllm_config(config), dtype_of(torch.float32):
         return initialize_model(config)
@@ -159,3 +165,15 @@ def test_pixels_are_normalised_as_the_checkpoint_says(mage_folder: Path, tiny: A
     assert tiny.visual._image_config == ImageConfig(
         min_pixels=tree["min_pixels"], max_pixels=tree["max_pixels"]
     )
+
+
+def test_without_an_encoder_pixels_are_refused_and_embeddings_are_not_counted(mage_folder: Path) -> None:
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    processor = MULTIMODAL_REGISTRY.create_processor(configured(mage_folder).model_config)
+    seen = [torch.zeros(6, 64)] * 70
+    assert len(processor.info.parse_mm_data({"image": seen})["image"]) == 70
+    pixels = Pixels(image=np.zeros((64, 96, 3), np.uint8), positions=np.zeros((4, 6, 3), np.int32))
+    for data in ([pixels], [*seen, pixels]):
+        with pytest.raises(Exception, match="At most 0 image"):  # of a class that differs between versions
+            processor.info.parse_mm_data({"image": data})

@@ -13,7 +13,7 @@ import pytest
 from duplex.adapters.engine.language import Sampling
 from duplex.adapters.mage_vl.config import MageConfig, read_config
 from duplex.adapters.mage_vl.ports import Draft, Picture
-from duplex.adapters.mage_vl.prompt import ChatWriter, Pixels, runs_of
+from duplex.adapters.mage_vl.prompt import ChatWriter, Pixels, Spread, runs_of
 from duplex.adapters.mage_vl.windows.types import VisualInput
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import HistoryItem
@@ -275,9 +275,17 @@ async def test_another_picture_of_the_same_shape_is_not_taken_for_it(
         np.zeros((6, 64), np.float32),
         Pixels(image=np.zeros((64, 90, 3), np.uint8), positions=np.zeros((4, 6, 3), np.int32)),
         Pixels(image=np.zeros((64, 96, 3), np.uint8), positions=np.zeros((4, 4, 3), np.int32)),
+        Pixels(image=np.zeros((64, 96, 4), np.uint8), positions=np.zeros((4, 6, 3), np.int32)),
+        Pixels(image=np.zeros((64, 96, 3), np.int16), positions=np.zeros((4, 6, 3), np.int32)),
+        Pixels(image=np.zeros((0, 96, 3), np.uint8), positions=np.zeros((0, 6, 3), np.int32)),
+        Spread(data=torch.zeros(6, 64), ids=(1, 2, 3, 4, 5, 6)),
+        np.zeros((4, 4000, 3), np.uint8),
         None,
     ],
-    ids=["width", "count", "integers", "numpy", "size", "positions", "nothing"],
+    ids=[
+        *("width", "count", "integers", "numpy", "size", "positions", "channels", "type", "empty", "spread"),
+        *("ribbon", "nothing"),
+    ],
 )
 async def test_a_picture_that_is_none_is_refused_and_the_engine_lives(
     mage_engine: VllmEngine, writer: ChatWriter, data: Any
