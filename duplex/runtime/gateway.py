@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 from duplex.adapters.base import Adapter, AdapterSession
-from duplex.adapters.health import Figure
+from duplex.adapters.health import Figure, check_health, fault_of, is_healthy
 from duplex.config import ServerConfig
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.facts import ModelFacts, State
@@ -133,14 +133,13 @@ class Gateway:
         self.encoders.close()
 
     def check_open(self) -> None:
-        """Let new work in, or raise `DuplexError`: `DRAINING` or `ENGINE_DOWN`."""
+        """Let new work in, or raise `DuplexError`: `DRAINING`, or `ENGINE_DOWN` while the models are loaded.
+        One that is down later refuses its own work alone."""
         match self.status:
             case Status.DRAINING:
                 raise DuplexError(ErrorCode.DRAINING, "the server is draining: try another one")
             case Status.LOADING:
                 raise DuplexError(ErrorCode.ENGINE_DOWN, "the models are still being loaded")
-            case Status.ENGINE_DOWN:
-                raise DuplexError(ErrorCode.ENGINE_DOWN, f"an engine is down: {self.reason}")
 
     @property
     def status(self) -> Status:
@@ -148,15 +147,15 @@ class Gateway:
             return Status.DRAINING
         if not self._loaded:
             return Status.LOADING
-        if not all(_healthy(adapter) for adapter in self.adapters.values()):
+        if not all(is_healthy(adapter) for adapter in self.adapters.values()):
             return Status.ENGINE_DOWN
         return Status.READY
 
     @property
     def reason(self) -> str | None:
         """Why an engine is down, in words; None when none is."""
-        down = [adapter for adapter in self.adapters.values() if not _healthy(adapter)]
-        return "; ".join(_fault(adapter) for adapter in down) or None
+        down = [adapter for adapter in self.adapters.values() if not is_healthy(adapter)]
+        return "; ".join(fault_of(adapter) for adapter in down) or None
 
     # --- sessions -----------------------------------------------------------------------------------
 
@@ -258,8 +257,7 @@ class Gateway:
 
     async def _open(self, adapter: Adapter, request: OpenSession) -> AdapterSession:
         """The adapter's `open`, bounded. A session that comes out of it too late is closed."""
-        if not _healthy(adapter):
-            raise DuplexError(ErrorCode.ENGINE_DOWN, f"the engine is down: {_fault(adapter)}")
+        check_health(adapter)
         task = asyncio.get_running_loop().create_task(
             adapter.open(request), name=f"opening {request.session_id}"
         )
@@ -376,13 +374,3 @@ def _as_bad_config() -> Iterator[None]:
         if error.fatal or error.code is ErrorCode.ADAPTER_FAILED:
             raise
         raise DuplexError(ErrorCode.BAD_CONFIG, error.message, param=error.param) from None
-
-
-def _healthy(adapter: Adapter) -> bool:
-    return bool(getattr(adapter, "healthy", True))
-
-
-def _fault(adapter: Adapter) -> str:
-    """Which model is down, and why if it says so."""
-    why = getattr(adapter, "fault", None)
-    return f"{adapter.info.id}: {why}" if why else adapter.info.id

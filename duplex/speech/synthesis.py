@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from duplex.adapters.base import Adapter
+from duplex.adapters.health import check_health
 from duplex.adapters.speech import SpeechAdapter, SpeechFace, SpeechRequest, WordTime
 from duplex.codecs.encoders import encoded_rate, wav_header
 from duplex.codecs.resample import SAMPLE_RATES
@@ -118,9 +119,10 @@ class Synthesis:
         """Everything that can be refused before the engine is touched.
 
         Raises:
-            DuplexError: what the options, the stored voices or the model say.
+            DuplexError: what the options, the stored voices or the model say; `ENGINE_DOWN`.
         """
         name, adapter = self.model(fields.model)
+        check_health(adapter)
         request = fields.request()
         if fields.voice_name is not None:
             stored = await asyncio.to_thread(self.voices.find, fields.voice_name)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from fake_speech import MS_PER_CHARACTER, RATE, EndlessFace, FakeFace, FakeSpeechAdapter, WordyFace
 from speech_stage import PATIENCE_S, Stage, config
@@ -550,3 +551,32 @@ async def test_sse_audio_is_whole_and_its_usage_counts_frames() -> None:
             "output_tokens": frames,
             "total_tokens": len(TEXT) + frames,
         }
+
+
+async def test_a_model_that_was_down_had_all_speech_refused() -> None:
+    class Other(FakeSpeechAdapter):
+        info = msgspec.structs.replace(FakeSpeechAdapter.info, id="other-tts")
+        healthy = True
+        fault: str | None = None
+
+    other = Other(FakeFace())
+    async with (
+        running_gateway(config(), [FakeSpeechAdapter(FakeFace()), other]) as gateway,
+        httpx.AsyncClient(base_url=gateway.url) as http,
+    ):
+
+        async def say(model: str) -> httpx.Response:
+            body = {"model": model, "input": TEXT, "response_format": "pcm"}
+            return await http.post("/v1/audio/speech", json=body)
+
+        other.healthy, other.fault = False, "its worker died"
+        refused = await say("other-tts")
+        assert refused.status_code == 503
+        assert refused.json()["error"]["error_code"] == "engine_down"
+        assert "its worker died" in refused.json()["error"]["message"]
+        spoken = await say("fake-tts")
+        assert spoken.status_code == 200
+        assert len(spoken.content) > 0
+        assert (await http.get("/ready")).status_code == 503  # of all models
+        other.healthy = True
+        assert (await say("other-tts")).status_code == 200
