@@ -25,10 +25,11 @@ import logging
 import socket as sockets
 import struct
 from asyncio import BaseTransport, TimerHandle
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Generator
+from typing import Any, Final, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import SecurityError
 from websockets.frames import CloseCode, Opcode
 from websockets.frames import Frame as WireFrame
 from websockets.protocol import OPEN
@@ -51,7 +52,9 @@ MAX_LATE_S = 0.25
 TOO_LARGE = "duplex.too_large"
 """Type of the ASGI message that says that a message over `ws_max_size` has begun to come."""
 
-BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+BAD_REQUEST: Final = "400 Bad Request"
+URI_TOO_LONG: Final = "414 URI Too Long"
+HEADERS_TOO_LARGE: Final = "431 Request Header Fields Too Large"
 
 _TEXT = 0x81
 _BINARY = 0x82
@@ -69,6 +72,23 @@ class Parser(ServerProtocol):
     RFC 6455 lets control frames come between fragments (5.4), and a close is one (5.5.1): a client that gives
     a message up in order to leave has left cleanly.
     """
+
+    _first_line = False
+    """What could not be read was the request's first line."""
+
+    def discard(self) -> Generator[None]:
+        self._first_line = self.reader.buffer.startswith(b"GET ")
+        return super().discard()
+
+    def refusal(self) -> bytes:
+        """The answer to a handshake that cannot be read. Before websockets 17 the parser has none."""
+        if answer := b"".join(self.data_to_send()):
+            return answer
+        fault, status = self.handshake_exc, BAD_REQUEST
+        # which of the two it is depends on the version
+        if fault is not None and any(isinstance(e, SecurityError) for e in (fault, fault.__cause__)):
+            status = URI_TOO_LONG if self._first_line else HEADERS_TOO_LARGE
+        return f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
 
     def recv_frame(self, frame: WireFrame) -> None:
         if frame.opcode is Opcode.CLOSE:
@@ -182,10 +202,10 @@ class GatewayWebSocket(WebSocketsSansIOProtocol):
 
     def _refuse_handshake(self, fault: Exception) -> None:
         """The request is none, or has a line over the parser's bound: 8 KiB, or what the environment's
-        `WEBSOCKETS_MAX_LINE_LENGTH` says. The parser has an answer for most, which is to be sent."""
+        `WEBSOCKETS_MAX_LINE_LENGTH` says."""
         self.handshake_initiated = self.handshake_complete = self.close_sent = True
         log.info("a WebSocket handshake is refused: %s", fault)
-        self.transport.write(b"".join(self.conn.data_to_send()) or BAD_REQUEST)
+        self.transport.write(cast(Parser, self.conn).refusal())
         self.transport.close()
         self._abort_soon()
 
