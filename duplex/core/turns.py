@@ -43,7 +43,7 @@ ECHO_LEARNED_AFTER_MS = 1000.0
 ECHO_DECAY_DB_PER_S = 1.0
 """How fast the measured echo falls when less returns."""
 UNDER_MARGIN_DB = -15.0
-"""While we play, speech that is louder than our own level plus this, and yet under the bar, may be the user's. An
+"""While we play, speech that is louder than our own level plus this, yet under the bar, may be the user's. An
 echo at −20 dB reaches this in one frame of a hundred."""
 UNDER_MS = 96.0
 """Speech under the bar that is shorter than this, all in all, is none, but peaks of our echo."""

@@ -190,7 +190,7 @@ def test_the_user_is_heard_through_our_own_voice() -> None:
 
 @pytest.mark.parametrize("at_ms", range(1000, 9000, 400))
 def test_what_is_said_over_our_own_voice_keeps_its_first_word(at_ms: int) -> None:
-    """The bar for our echo let the onset through late, and a pre-roll of 300 ms did not reach the first word."""
+    """The bar for our echo let the onset through late, and the pre-roll did not reach the first word."""
     ours, theirs = recording(RECORDINGS[2])[: RATE * 14], recording(RECORDINGS[0])
     theirs = theirs / np.abs(theirs).max() * np.abs(ours).max() * 10 ** (-6 / 20)
     heard = ours / 30 + noise("white", len(ours), -75, seed=2)
