@@ -28,7 +28,7 @@ from duplex.adapters.mage_vl.layout import VISION
 from duplex.adapters.mage_vl.sight.messages import SightInfo, TokenType
 from duplex.adapters.mage_vl.sight.model import Probabilities, View
 from duplex.adapters.mage_vl.vision import Vision
-from duplex.adapters.qwen3_tts.device import find_device, new_stream, on_device
+from duplex.adapters.qwen3_tts.device import find_device, new_stream, on_device, on_stream
 from duplex.core.errors import DuplexError, ErrorCode
 
 log = logging.getLogger("duplex.sight.model")
@@ -106,9 +106,11 @@ class TorchSight:
             depth=DEPTH if self._cuda else 1,
             detail={"device": str(vision.device), "dtype": dtype, "judge": options.judge},
         )
+        self._work: Any = None
         if self._cuda:
             streams: list[Any] = [new_stream(self._device) for _ in range(3)]
             self._up, self._work, self._down = streams
+            torch.cuda.synchronize(self._device)  # the weights came on another stream
 
     def share(self, memory: NDArray[np.uint8]) -> None:
         """Pin it, so that the device copies by itself."""
@@ -141,14 +143,15 @@ class TorchSight:
     def new_state(self) -> GateState:
         if self._gate is None:
             raise RuntimeError("there is no gate")
-        return self._gate.new_state()
+        with on_device(self._device), on_stream(self._work):  # where it is read and written
+            return self._gate.new_state()
 
     @torch.inference_mode()
     def launch(self, batch: Sequence[View]) -> Said | OnDevice:
         if not self._cuda:
-            parts = self._look([_host(sight) for sight in batch], batch)
-            for sight, part in zip(batch, parts, strict=True):
-                self._room(sight).copy_(part)
+            parts = self._look([_host(view) for view in batch], batch)
+            for view, part in zip(batch, parts, strict=True):
+                self._room(view).copy_(part)
             words = self._ask(parts, batch)
             return Said([() if each is None else tuple(each.tolist()) for each in words])
         with on_device(self._device):
@@ -163,7 +166,7 @@ class TorchSight:
     def _launch(self, batch: Sequence[View]) -> OnDevice:
         with torch.cuda.stream(self._up):
             inputs = [
-                tuple(part.to(self._device, non_blocking=True) for part in _host(sight)) for sight in batch
+                tuple(part.to(self._device, non_blocking=True) for part in _host(view)) for view in batch
             ]
         self._work.wait_stream(self._up)
         with torch.cuda.stream(self._work):
@@ -175,9 +178,9 @@ class TorchSight:
             judged = self._work.record_event()
         with torch.cuda.stream(self._down):
             self._down.wait_event(seen)
-            for sight, part in zip(batch, parts, strict=True):
+            for view, part in zip(batch, parts, strict=True):
                 part.record_stream(self._down)
-                self._room(sight).copy_(part, non_blocking=True)
+                self._room(view).copy_(part, non_blocking=True)
             self._down.wait_event(judged)
             heard = [None if each is None else self._fetch(each) for each in words]
             # not one that spins: the collector waits for most of the time
@@ -195,22 +198,22 @@ class TorchSight:
     def _look(self, inputs: Sequence[Sequence[Tensor]], batch: Sequence[View]) -> list[Tensor]:
         """Visual tokens (n, P, hidden) of each window: one pass of the encoder for all."""
         grid = [
-            (1, sight.positions.shape[1], sight.positions.shape[2])
-            for sight in batch
-            for _ in range(len(sight.pixels))
+            (1, view.positions.shape[1], view.positions.shape[2])
+            for view in batch
+            for _ in range(len(view.pixels))
         ]
         tokens: Any = self._vision(
             torch.cat([self._pixels(pixels) for pixels, _ in inputs]),
             grid,
             torch.cat([self._pixels.positions(positions) for _, positions in inputs]),
         )
-        shapes = [sight.tokens.shape[:2] for sight in batch]
+        shapes = [view.tokens.shape[:2] for view in batch]
         parts = tokens.split([images * each for images, each in shapes])
         return [part.view(*shape, -1) for part, shape in zip(parts, shapes, strict=True)]
 
     def _ask(self, parts: Sequence[Tensor], batch: Sequence[View]) -> list[Tensor | None]:
         """The gate's word on those that have a state: one step for all."""
-        asked = [(n, sight.state) for n, sight in enumerate(batch) if sight.state is not None]
+        asked = [(n, view.state) for n, view in enumerate(batch) if view.state is not None]
         words: list[Tensor | None] = [None] * len(batch)
         if asked and self._gate is not None:
             segments = [(parts[n], state) for n, state in asked]
@@ -219,13 +222,13 @@ class TorchSight:
                 words[n] = said
         return words
 
-    def _room(self, sight: View) -> Tensor:
+    def _room(self, view: View) -> Tensor:
         """Where a window's tokens go, as a tensor of their type."""
-        return torch.from_numpy(sight.tokens).view(self._vision.dtype)
+        return torch.from_numpy(view.tokens).view(self._vision.dtype)
 
 
-def _host(sight: View) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(sight.pixels), torch.from_numpy(sight.positions)
+def _host(view: View) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(view.pixels), torch.from_numpy(view.positions)
 
 
 def load(options: Mapping[str, Any]) -> TorchSight:

@@ -88,15 +88,15 @@ class Later:
     def result(self) -> list[Probabilities]:
         self._model.wait()
         said = []
-        for sight in self._batch:
-            if sight.pixels[0, 0, 0, 0] == POISON:
+        for view in self._batch:
+            if view.pixels[0, 0, 0, 0] == POISON:
                 raise RuntimeError("poison")
-            tokens = tokens_of(sight.pixels, sight.positions, self._model.info.hidden)
+            tokens = tokens_of(view.pixels, view.positions, self._model.info.hidden)
             if self._model.info.dtype == "bfloat16":
-                sight.tokens.view(np.uint16)[...] = tokens.view(np.uint32) >> 16
+                view.tokens.view(np.uint16)[...] = tokens.view(np.uint32) >> 16
             else:
-                sight.tokens.view(np.float32)[...] = tokens
-            said.append(() if sight.state is None else sight.state.look(sight.pixels))
+                view.tokens.view(np.float32)[...] = tokens
+            said.append(() if view.state is None else view.state.look(view.pixels))
         return said
 
 
@@ -125,7 +125,7 @@ class FakeModel:
     def launch(self, batch: Sequence[View]) -> Later:
         if self.options.journal:
             with open(self.options.journal, "a") as file:
-                file.write(" ".join(str(len(sight.pixels)) for sight in batch) + "\n")
+                file.write(" ".join(str(len(view.pixels)) for view in batch) + "\n")
         return Later(self, batch)
 
     def wait(self) -> None:

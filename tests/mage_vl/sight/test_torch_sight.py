@@ -190,6 +190,19 @@ async def test_without_a_gate_tokens_are_the_same(folder: Path, here: Here) -> N
         np.testing.assert_allclose(result.tokens.numpy(), tokens, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+async def test_gpu_sees_what_the_cpu_sees(folder: Path, here: Here) -> None:
+    """Two batches at once, copies on streams of their own: nothing is read before it is there."""
+    async with seeing(options(folder, device="cuda", dtype="float32", max_sessions=5)) as sight:
+        assert sight.info.depth == 2
+        eyes = [sight.open() for _ in range(32)]
+        together = await asyncio.gather(*(look(eye, history(n)) for n, eye in enumerate(eyes)))
+    for n, results in enumerate(together):
+        for result, (tokens, said) in zip(results, here.look(history(n)), strict=True):
+            np.testing.assert_allclose(result.tokens.numpy(), tokens, atol=1e-3, rtol=1e-3)
+            assert result.p_speak == pytest.approx(said, abs=1e-3)
+
+
 def test_random_weights_need_no_files(tmp_path: Path) -> None:
     """Full-size benchmarks load no weights."""
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(published(tiny_config())))
