@@ -115,8 +115,7 @@ def create(options: Mapping[str, Any]) -> Adapter:
     Raises:
         NotConfigured: neither a model nor a server is given.
         DuplexError: `BAD_CONFIG` for an unknown or impossible option, a checkpoint that is not there or not
-            whole, a voice that is not there.
-        ImportError: a package of the extra `vllm` is missing.
+            whole, a package or a voice that is not there.
     """
     if not options:
         raise NotConfigured(NOT_CONFIGURED, param="model")
@@ -126,7 +125,7 @@ def create(options: Mapping[str, Any]) -> Adapter:
     pool = ThreadPoolExecutor(read.workers, "mage-vl-windows")
     writer: Writer
     if read.remote is not None:
-        engine = building.remote_engine(read.remote)
+        engine = building.remote_engine(read.id, read.remote)
         writer = ServerWriter(read.remote.image_tokens)
     else:
         assert folder is not None

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from duplex.adapters.engine.language import LanguageEngine
 from duplex.adapters.engine.settings import EngineSettings
+from duplex.adapters.engine.vllm_settings import INSTALL
 from duplex.adapters.mage_vl.eyes import FrameSight, ModelSight
 from duplex.adapters.mage_vl.options import MageOptions, RemoteOptions, VoiceOptions
 from duplex.adapters.mage_vl.ports import Sight, Stream
@@ -18,10 +19,10 @@ from duplex.adapters.mage_vl.windows.backends import WindowOptions, check, open_
 from duplex.adapters.mage_vl.windows.pairing import Pairing
 from duplex.adapters.speech import SpeechRequest
 from duplex.adapters.spoken import SpeechStage, load_speech
+from duplex.core.errors import DuplexError, ErrorCode
 
 API_KEY_VARIABLE: Final = "DUPLEX_LLM_API_KEY"
 """Where a server's key is looked for when the option is not given."""
-_LOOKING = ("torch",)
 _DECODING = ("torch", "transformers", "vllm")
 
 
@@ -45,11 +46,17 @@ class Windows:
 
 
 def require(options: MageOptions) -> None:
-    """Raise `ModuleNotFoundError` for a package that is missing."""
-    needed = _DECODING if options.remote is None else _LOOKING if options.looks else ()
-    for package in needed:
+    """Raise `DuplexError(BAD_CONFIG)`, with what to install, for a package that is missing."""
+    needed = dict.fromkeys(_DECODING, INSTALL)
+    if options.remote is not None:
+        needed = {"httpx": "pip install 'duplex-gateway[remote]'"}
+        if options.looks:
+            needed["torch"] = "pip install torch"
+    for package, remedy in needed.items():
         if importlib.util.find_spec(package) is None:
-            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+            missing = ModuleNotFoundError(f"No module named {package!r}", name=package)
+            words = f"mage-vl needs {package!r}: {remedy}"
+            raise DuplexError(ErrorCode.BAD_CONFIG, words, param="model") from missing
 
 
 def checkpoint(options: MageOptions) -> Path:
@@ -80,12 +87,14 @@ def local_engine(options: MageOptions, folder: Path) -> LanguageEngine:
     return VllmEngine(settings, name=f"{options.id} decoder")
 
 
-def remote_engine(remote: RemoteOptions) -> LanguageEngine:
+def remote_engine(id: str, remote: RemoteOptions) -> LanguageEngine:
     """The decoder on a server."""
     from duplex.adapters.engine.remote import RemoteEngine, RemoteSettings
 
-    key = remote.api_key if remote.api_key is not None else os.environ.get(API_KEY_VARIABLE)
-    return RemoteEngine(RemoteSettings(url=remote.url, model=remote.model, api_key=key))
+    fields = {name: getattr(remote, name) for name in RemoteOptions.__struct_fields__}
+    del fields["image_tokens"]
+    fields["api_key"] = remote.api_key or os.environ.get(API_KEY_VARIABLE)
+    return RemoteEngine(RemoteSettings(**fields), name=f"{id} decoder")
 
 
 def sight(options: MageOptions, folder: Path | None, pool: Executor) -> Sight:

@@ -37,7 +37,8 @@ class ServerWriter:
         parts: list[dict[str, Any]] = []
         for picture in pictures:
             url = "data:image/jpeg;base64," + base64.b64encode(picture.data).decode()
-            parts.append({"type": "text", "text": f"<{picture.time_s:.1f} seconds>"})
+            if picture.time_s is not None:
+                parts.append({"type": "text", "text": f"<{picture.time_s:.1f} seconds>"})
             parts.append({"type": "image_url", "image_url": {"url": url}})
         parts.append({"type": "text", "text": question})
         messages.append({"role": "user", "content": parts if pictures else question})

@@ -33,6 +33,10 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         api_key: for its bearer header; None: the environment's `DUPLEX_LLM_API_KEY`.
         context_tokens: prompt and answer together; None: what the server tells.
         image_tokens: what one image is counted as, for the context; None: one for each 32 × 32 pixels.
+        required: without the server the gateway does not start; else it starts, and is ready once the server
+            is.
+        silent_s: the server's longest silence.
+        extra: more fields of each request.
     """
 
     url: str
@@ -40,6 +44,9 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     api_key: str | None = None
     context_tokens: int | None = None
     image_tokens: int | None = None
+    required: bool = True
+    silent_s: float = 60.0
+    extra: dict[str, Any] = {}
 
 
 class VoiceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -229,6 +236,10 @@ def _check(read: MageOptions) -> None:
             raise _bad(f"a server is shown frames: backend {made.backend!r} cannot go with remote", "backend")
         if read.gate and read.model is None:
             raise _bad("the gate runs here and needs model, a checkpoint's folder", "gate")
+        for name, least in (("context_tokens", 64), ("image_tokens", 1), ("silent_s", 1)):
+            value = getattr(read.remote, name)
+            if value is not None and value < least:
+                raise _bad(f"remote.{name} is {least} or more, not {value!r}", f"remote.{name}")
 
 
 def _bad(message: str, param: str) -> DuplexError:

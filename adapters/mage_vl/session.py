@@ -92,7 +92,6 @@ class MageSession(BaseSession):
         limits = parts.limits
         self.history = History(limits.kept_windows, limits.history_bytes)
         self._shown = Slide(self.history, limits.windows)
-        self._asked_of = Slide(self.history, limits.question_windows)
         self._decisions = Decisions()
         self._signals: deque[Signal] = deque(maxlen=MOST_SIGNALS)
         self._news = asyncio.Event()
@@ -228,8 +227,8 @@ class MageSession(BaseSession):
         """The prompt, with as much of the past as there is room for."""
         parts, limits = self._parts, self._parts.limits
         question = turn.question or session_options(turn.settings).prompt or limits.prompt
-        slide = self._asked_of if turn.question else self._shown
-        glances = slide.windows()
+        # a question begins with the conversation, which is never the same: there is nothing to read again
+        glances = self.history.last(limits.question_windows) if turn.question else self._shown.windows()
         if not glances and not turn.question:
             raise DuplexError(ErrorCode.NOTHING_TO_RESPOND_TO, "nothing was shown and nothing was asked")
         # a comment is asked for as the model learnt it: the pictures and the request, nothing else
@@ -240,9 +239,10 @@ class MageSession(BaseSession):
 
         context = parts.engine.info.context_tokens
         room = None if context is None else max(1, context - answer_tokens)
-        draft_, left_out = fit(draft, glances, said, room)
-        slide.leave(left_out)
-        return draft_
+        fitted = fit(draft, glances, said, room)
+        if not turn.question:
+            self._shown.leave(fitted.left_out)
+        return fitted.draft
 
 
 def _conversation(turn: Turn, question: str, most: int) -> tuple[HistoryItem, ...]:

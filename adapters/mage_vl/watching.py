@@ -1,7 +1,7 @@
 """One session's input: windows are prepared in a pool, looked at one at a time, and the newest one wins.
 
 Nothing here waits for the model but its own two tasks. While a segment is being looked at, at most the newest
-one waits; older ones are given up for it, and told as coalesced.
+one of the video waits; older ones are given up for it, and told as coalesced.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ log = logging.getLogger("duplex.adapters.mage_vl")
 MOST_WAITING: Final = 64
 """Windows that may wait to be prepared."""
 MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
+MOST_STILLS: Final = 8
+"""Lone images that may wait to be looked at: a newer one is no substitute for an older."""
 
 
 @dataclass(slots=True)
@@ -45,11 +47,12 @@ class _Window:
 @dataclass(slots=True)
 class _Ready:
     """A segment that waits to be looked at. `first`: serial of the oldest window that it stands for;
-    `merged`: windows that were given up for it; `still`: it has no time."""
+    `merged`: windows that were given up for it; `image`: it is a lone image; `still`: one without a time."""
 
     segment: VisualInput
     arrived: float
     first: int
+    image: bool
     still: bool
     merged: int = 0
 
@@ -83,7 +86,7 @@ class Watching:
         self._waiting: deque[_Window] = deque()
         self._bytes = 0
         self._dropped = False
-        self._ready: deque[_Ready] = deque()  # one; two when the input ends
+        self._ready: deque[_Ready] = deque()
         self._open: set[int] = set()  # serials of windows that are being prepared or looked at
         self._coalesced = 0
         self.submitted = 0
@@ -217,13 +220,20 @@ class Watching:
                 self._offer(segment, window)
 
     def _offer(self, segment: VisualInput, window: _Window) -> None:
-        """The newest segment takes the place of one that waits; but what was held back until the end of the
-        input is no newer window."""
+        """The newest segment of the video takes the place of one that waits; but what was held back until the
+        end of the input is no newer window."""
         media = window.media
+        image = isinstance(media, ImageWindow)
         still = isinstance(media, ImageWindow) and media.pts_ms is None
-        ready = _Ready(segment, window.arrived, window.serial, still)
-        if self._ready and media is not None:
-            old = self._ready.pop()
+        ready = _Ready(segment, window.arrived, window.serial, image, still)
+        old: _Ready | None = None
+        if image:
+            images = [waits for waits in self._ready if waits.image]
+            old = images[0] if len(images) == MOST_STILLS else None
+        elif media is not None:
+            old = next((waits for waits in self._ready if not waits.image), None)
+        if old is not None:
+            self._ready.remove(old)
             ready.first, ready.merged = old.first, old.merged + 1
         self._ready.append(ready)
         self._look_more.set()

@@ -109,6 +109,26 @@ async def test_fault_38_windows_that_come_faster_than_they_can_be_prepared_are_d
     assert sum(lag.coalesced for lag in watched.all(InputLag)) + len(fakes.sight.looked) == 200
 
 
+async def test_lone_images_are_all_looked_at_up_to_a_bound(fakes: Fakes, watched: Watched) -> None:
+    fakes.sight.slow = asyncio.Event()
+    await watched.session.append(clip("first"))
+    await happens(fakes.sight.looking)
+    await watched.session.append(clip("video"))
+    for _ in range(10):
+        await watched.session.append(ImageWindow(data=b"image"))
+    await watched.session.append(clip("newer"))
+    watching = watched.session._watching
+    await until(lambda: not watching._waiting and len(watching._open) == 1)
+    assert len(watching._ready) == 9
+    fakes.sight.slow.set()
+    await watched.session.finish()
+    assert fakes.sight.looked == ["first", *[""] * 8, "newer"]
+    await watched.until(lambda: sum(lag.coalesced for lag in watched.all(InputLag)) == 3)
+    await watched.said(question="what?")
+    (prompt,) = fakes.engine.prompts
+    assert len(prompt["pictures"]) == 9  # the last 8 windows: 7 images, and a video of two
+
+
 async def test_what_waits_to_be_prepared_is_bounded_in_bytes(fakes: Fakes, watched: Watched) -> None:
     fakes.backend.gate = threading.Event()
     megabytes = b"x" * (9 << 20)
