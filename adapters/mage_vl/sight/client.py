@@ -184,6 +184,7 @@ class Sight(Lives[SightReady]):
             raise DuplexError(
                 ErrorCode.MEDIA_TOO_LARGE,
                 f"a window of {patches} patches, at most {self.options.max_patches} are looked at",
+                param="data",
             )
         gate = gate and self.ready.info.gate
         old = self._queue.submit(glimpse.eye.id, glimpse, patches=patches, gate=gate, now=_now())

@@ -10,7 +10,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import psutil
@@ -18,7 +20,8 @@ import pytest
 from fake_sight import expected_tokens, window
 from sight_bench import HERE, SETTINGS, Hold, fake, figures, kill, seeing, until
 
-from duplex.adapters.mage_vl.sight.client import Sight
+from duplex.adapters.mage_vl.sight.client import Eye, Sight
+from duplex.core.errors import DuplexError
 
 OPERATIONS = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
 
@@ -77,6 +80,79 @@ async def test_memory_is_bounded_however_many_windows_come() -> None:
         for first, last in zip(memory[0], memory[-1], strict=True):
             assert last - first < 30 * 102_400 * 2, f"bytes grow: {memory}"
         assert figures(sight)["sessions"] == figures(sight)["flying"] == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_anything_at_any_time_ends_every_look_as_it_should(depth: int) -> None:
+    """Sessions that look, give up, abort, close and come again in random order, over kills."""
+    random = Random(depth)
+    windows = [window(seed, images=1 + seed % 3) for seed in range(6)]
+    tokens = [expected_tokens(what) for what in windows]
+    fates: Counter[str] = Counter()
+
+    async with seeing(fake(depth=depth, max_sessions=3, max_patches=64), backoff_s=0.01) as sight:
+
+        async def look(eye: Eye, n: int) -> None:
+            try:
+                result = await eye.look(windows[n], gate=random.random() < 0.7)
+            except DuplexError as error:
+                fates[error.code.value] += 1
+            except asyncio.CancelledError:
+                fates["cancelled"] += 1
+            else:
+                fates["none" if result is None else "seen"] += 1
+                if result is not None:
+                    assert result.window is windows[n]
+                    np.testing.assert_array_equal(result.tokens.numpy(), tokens[n])
+
+        async def session() -> None:
+            for _ in range(6):
+                await until(lambda: sight.healthy)
+                eye, looks = sight.open(), []
+                for _ in range(random.randrange(1, 12)):
+                    looks.append(asyncio.create_task(look(eye, random.randrange(6))))
+                    match random.randrange(8):
+                        case 0:
+                            eye.abort()
+                        case 1:
+                            random.choice(looks).cancel()
+                        case 2 | 3 | 4:
+                            await looks[-1]
+                        case _:
+                            await asyncio.sleep(0)
+                eye.close()
+                await asyncio.wait(looks)
+                for done in looks:
+                    if not done.cancelled():
+                        done.result()
+                fates["looks"] += len(looks)
+
+        sessions = [asyncio.create_task(session()) for _ in range(12)]
+        for life in range(3):
+            seen = fates["seen"]
+            await until(lambda seen=seen: fates["seen"] > seen + 5 or all(map(asyncio.Task.done, sessions)))
+            kill(sight)
+            await until(lambda life=life: sight.restarts > life)
+        await asyncio.gather(*sessions)
+        # a task that is cancelled before it began has no fate
+        assert sum(fates.values()) - fates["looks"] <= fates["looks"]
+        assert fates["seen"] > 0
+        assert set(fates) <= {
+            "looks",
+            "seen",
+            "none",
+            "cancelled",
+            "adapter_failed",
+            "engine_down",
+            "session_closing",
+        }
+        await until(lambda: sight.healthy)
+        await until(lambda: figures(sight)["gate_states"] == figures(sight)["flying"] == 0)
+        assert figures(sight)["waiting"] == figures(sight)["sessions"] == 0
+        eye = sight.open()
+        result = await eye.look(windows[0])
+        assert result is not None
+        np.testing.assert_array_equal(result.tokens.numpy(), tokens[0])
 
 
 async def test_worker_ends_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
