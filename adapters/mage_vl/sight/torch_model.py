@@ -146,20 +146,21 @@ class TorchSight:
         with on_device(self._device), on_stream(self._work):  # where it is read and written
             return self._gate.new_state()
 
-    @torch.inference_mode()
     def launch(self, batch: Sequence[View]) -> Said | OnDevice:
-        if not self._cuda:
-            parts = self._look([_host(view) for view in batch], batch)
-            for view, part in zip(batch, parts, strict=True):
-                self._room(view).copy_(part)
-            words = self._ask(parts, batch)
-            return Said([() if each is None else tuple(each.tolist()) for each in words])
-        with on_device(self._device):
-            return self._launch(batch)
+        with torch.inference_mode(), on_device(self._device):
+            return self._launch(batch) if self._cuda else self._compute(batch)
 
     def memory_bytes(self) -> int:
         """Device memory that tensors hold; on a CPU that of the process."""
         return int(torch.cuda.memory_allocated(self._device)) if self._cuda else resident_bytes()
+
+    def _compute(self, batch: Sequence[View]) -> Said:
+        """On a CPU: it is done when this returns."""
+        parts = self._look([_host(view) for view in batch], batch)
+        for view, part in zip(batch, parts, strict=True):
+            self._room(view).copy_(part)
+        words = self._ask(parts, batch)
+        return Said([() if each is None else tuple(each.tolist()) for each in words])
 
     # --- CUDA ---------------------------------------------------------------------------------------
 
