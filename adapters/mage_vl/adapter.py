@@ -74,9 +74,15 @@ class MageVl:
         return "; ".join(faults) or None
 
     def figures(self) -> Iterable[Figure]:
-        """The decoder's and the eye's, for `/metrics`."""
+        """The decoder's and the eye's, for `/metrics`, and what sessions gave up."""
         yield from self.engine.figures()
         yield from self.sight.figures()
+        yield Figure(
+            name="windows_coalesced",
+            kind="counter",
+            words="Windows of sessions that were given up for newer ones.",
+            value=float(self._parts.tally.coalesced),
+        )
 
     async def start(self) -> None:
         """Load both. The eye first: vLLM takes its share of the GPU's memory from what is left.

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -26,6 +26,7 @@ from duplex.core.types import (
     Delta,
     HistoryItem,
     ImageWindow,
+    InputLag,
     LengthReached,
     SessionSettings,
     Signal,
@@ -42,6 +43,13 @@ MOST_SIGNALS: Final = 256
 """Signals that may wait to be heard; more push out the oldest."""
 
 
+@dataclass(slots=True)
+class Tally:
+    """Counts of all sessions. `coalesced`: windows that were given up for newer ones."""
+
+    coalesced: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What all sessions share."""
@@ -52,6 +60,7 @@ class Parts:
     writer: Writer
     pool: Executor
     limits: Limits
+    tally: Tally = field(default_factory=Tally)
 
 
 class SessionOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,6 +161,8 @@ class MageSession(BaseSession):
     def _tell(self, signal: Signal) -> None:
         if self._closed:
             return
+        if isinstance(signal, InputLag):
+            self._parts.tally.coalesced += signal.coalesced
         if isinstance(signal, WantsToSpeak):  # only the newest wish counts, and it must not be pushed out
             for old in [s for s in self._signals if isinstance(s, WantsToSpeak)]:
                 self._signals.remove(old)
@@ -238,7 +249,8 @@ class MageSession(BaseSession):
             return parts.writer.draft(pictures, question, instructions=turn.settings.instructions, said=words)
 
         context = parts.engine.info.context_tokens
-        room = None if context is None else max(1, context - answer_tokens)
+        # an answer that may be longer than the context is cut by it
+        room = None if context is None else max(1, context - min(answer_tokens, context // 2))
         fitted = fit(draft, glances, said, room)
         if not turn.question:
             self._shown.leave(fitted.left_out)

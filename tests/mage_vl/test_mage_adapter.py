@@ -175,7 +175,8 @@ async def test_it_is_healthy_while_both_parts_are_and_says_what_is_wrong() -> No
         fakes.engine.healthy, fakes.engine.fault = False, "the decoder died"
         fakes.sight.healthy, fakes.sight.fault = False, "the eye died"
         assert (fakes.adapter.healthy, fakes.adapter.fault) == (False, "the decoder died; the eye died")
-        assert {f.name for f in fakes.adapter.figures()} == {"language_running", "sight_eyes"}
+        names = {figure.name for figure in fakes.adapter.figures()}
+        assert names == {"language_running", "sight_eyes", "windows_coalesced"}
     assert not fakes.adapter.healthy
     assert (fakes.engine.stopped, fakes.sight.stopped) == (1, 1)
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from mage_fakes import Fakes, Watched, clip, happens, opened, until
 
+from duplex.adapters.engine.language import EngineInfo
 from duplex.adapters.mage_vl.options import PROMPT
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import (
@@ -91,6 +92,7 @@ async def test_fault_38_windows_that_come_faster_than_the_gate_are_coalesced_and
     await watched.until(lambda: len(watched.all(InputLag)) == 2)
     assert fakes.sight.looked == ["first", "29"]
     assert [lag.coalesced for lag in watched.all(InputLag)] == [0, 29]
+    assert [f.value for f in fakes.adapter.figures() if f.name == "windows_coalesced"] == [29]
     assert [score.segment_id for score in watched.all(GateScore)] == ["first", "29"]
 
 
@@ -420,15 +422,25 @@ async def test_an_engine_that_is_being_started_again_costs_a_response_and_not_th
 async def test_the_window_slides_when_the_prompt_and_the_answer_would_not_fit(
     fakes: Fakes, watched: Watched
 ) -> None:
-    # 12 words of a prompt, 80 tokens of an answer, 2 of a window
-    fakes.engine.info = fakes.engine.info.__class__(model="f", prompts=("chat",), context_tokens=12 + 80 + 5)
+    # 12 words of a prompt, 10 tokens of an answer, 2 of a window
+    fakes.engine.info = EngineInfo(model="fake", prompts=("chat",), context_tokens=12 + 10 + 5)
+    settings = SessionSettings(max_output_tokens=10)
     await show(watched, *"abcdefgh")
     for _ in range(2):
-        await watched.said()
+        await watched.said(settings=settings)
     assert [prompt["pictures"][::2] for prompt in fakes.engine.prompts] == [["g-0", "h-0"]] * 2
     await show(watched, "i")
-    await watched.said()
+    await watched.said(settings=settings)
     assert fakes.engine.prompts[-1]["pictures"] == ["h-0", "h-1", "i-0", "i-1"]
+
+
+async def test_an_answer_that_may_be_longer_than_the_context_leaves_half_of_it_to_the_prompt(
+    fakes: Fakes, watched: Watched
+) -> None:
+    fakes.engine.info = EngineInfo(model="fake", prompts=("chat",), context_tokens=30)
+    await show(watched, "a", "b", "c")
+    assert await watched.said() == "a dog runs"  # 80 tokens are asked for
+    assert fakes.engine.prompts[-1]["pictures"] == ["c-0", "c-1"]
 
 
 async def test_a_question_that_is_too_long_is_refused_before_the_engine_sees_it(
