@@ -36,21 +36,30 @@ class Stats:
             self._totals.cache_found_tokens += prefix.hits
 
 
+class _Logger:
+    """What vLLM makes for each of its engines and gives the figures of each step."""
+
+    def __init__(self, stats: Stats, engine: int) -> None:
+        self._stats = stats
+        self._engine = engine
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+        """A step is over."""
+        if scheduler_stats is not None:
+            self._stats.take(self._engine, scheduler_stats)
+
+    def log_engine_initialized(self) -> None:
+        """Nothing is told of it."""
+
+
 def logger_of(stats: Stats) -> Callable[..., Any]:
-    """What vLLM calls for each of its engines; it makes a logger that fills `stats`."""
+    """What vLLM calls to make the logger of one of its engines."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
-    class Logger(StatLoggerBase):  # type: ignore[misc]
-        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            self._engine = engine_index
+    # made here: its base is only there with vLLM
+    logger = type("DuplexLogger", (_Logger, StatLoggerBase), {})
 
-        def record(
-            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-        ) -> None:
-            if scheduler_stats is not None:
-                stats.take(self._engine, scheduler_stats)
+    def make(vllm_config: Any, engine_index: int = 0) -> Any:
+        return logger(stats, engine_index)
 
-        def log_engine_initialized(self) -> None:
-            return
-
-    return Logger
+    return make
