@@ -304,3 +304,22 @@ def test_an_adapter_without_a_speech_face_is_no_voice() -> None:
         load_speech("duplex.adapters.scripted:create", {})
     assert fault.value.code is ErrorCode.BAD_CONFIG
     assert ScriptedAdapter  # the adapter that it names
+
+
+async def test_the_embedded_voice_speaks_what_a_model_writes() -> None:
+    pytest.importorskip("hibari", reason="needs hibari-tts: the extra embedded")
+    pytest.importorskip("moonshine_voice", reason="needs moonshine-voice: the extra embedded")
+    stage = SpeechStage(load_speech("embedded-voice", {}))
+    adapter = Spoken(WriterAdapter(), stage)
+    await adapter.start()
+    try:
+        session = await adapter.open(OpenSession(session_id="s", settings=SessionSettings()))
+        async with asyncio.timeout(60):
+            heard = [delta async for delta in session.respond(turn(Modality.TEXT, Modality.AUDIO))]
+        sound = [delta for delta in heard if isinstance(delta, AudioDelta)]
+        assert said(heard) == words(heard) == "One. Two."
+        assert {delta.sample_rate for delta in sound} == {adapter.info.output_sample_rate}
+        seconds = sum(len(delta.samples) for delta in sound) / adapter.info.output_sample_rate
+        assert 0.4 < seconds < 5
+    finally:
+        await adapter.stop()
