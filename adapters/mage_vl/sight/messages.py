@@ -67,7 +67,8 @@ class SightReady(Message, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """What the gate said of one window: the probability to speak at each image; empty when it was not asked.
+    """What the gate said of one window: the probability to speak, at the last image at least; empty when it
+    was not asked.
     `fresh`: it began without a state from before."""
 
     p_speak: tuple[float, ...]

@@ -60,7 +60,8 @@ class SightModel(Protocol):
         of their launch. When the result is there, so are the tokens.
 
         Returns:
-            The probability to speak at each image of each window; empty for those without a state.
+            The probability to speak, at each image of each window or at its last one; empty for those without
+            a state.
         """
         ...
 

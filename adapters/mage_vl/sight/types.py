@@ -50,7 +50,8 @@ class Seen:
     Attributes:
         window: Which.
         tokens: Its visual tokens.
-        p_speak: The gate's probability to speak at each image; None when it was not asked, or there is none.
+        p_speak: The gate's probability to speak, at each image or at the last one alone, as the model was
+            told to judge: the last decides. None when it was not asked, or there is none.
         lag_ms: From the window's submission until the result.
         behind_ms: The same, from the submission of the oldest window whose place it took.
         merged: Windows whose place it took: they were not looked at.

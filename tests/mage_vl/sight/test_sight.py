@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_sight import POISON, FakeGate, expected_tokens, window
-from sight_bench import Hold, fake, figures, kill, open_files, seeing, until, workers
+from sight_bench import SETTINGS, Hold, fake, figures, kill, open_files, seeing, until, workers
 
 from duplex.adapters.mage_vl.sight.client import Eye, Seen, Sight
+from duplex.adapters.mage_vl.sight.messages import SightReady
 from duplex.adapters.mage_vl.windows.types import VisualInput
 from duplex.core.errors import DuplexError, ErrorCode
 
@@ -441,6 +442,19 @@ async def test_worker_that_cannot_start_says_why(fault: str, code: ErrorCode, wo
         async with seeing(fake(fault=fault)):
             pytest.fail("it started")
     assert caught.value.code is code
+
+
+@pytest.mark.parametrize("error", [OSError("no address space"), RuntimeError("a fault")])
+async def test_worker_that_the_gateway_cannot_use_is_not_left_behind(error: Exception) -> None:
+    class Blind(Sight):
+        def _begun(self, ready: SightReady) -> None:
+            raise error
+
+    sight = Blind(fake(), SETTINGS)
+    with pytest.raises(type(error)):
+        await sight.start()
+    assert workers() == []
+    assert not sight.healthy
 
 
 async def test_start_after_stop_sees_again() -> None:
