@@ -32,7 +32,7 @@ PARTS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "eye": ("vision_gpu_eye.py", ("eye",)),
     "serve": ("vision_gpu_serve.py", ("decoder", "sessions", "peers")),
 }
-SHARES: Final = {"eye": 0.2, "serve": 0.8}
+SHARES: Final = {"eye": 0.1, "serve": 0.9}
 SECTIONS: Final = tuple(section for _, sections in PARTS.values() for section in sections)
 
 
@@ -49,8 +49,8 @@ def orders(args: argparse.Namespace, sections: tuple[str, ...]) -> dict[str, Any
         "shapes": [[2, 64, 64], [2, 64, 96]] if small else [[8, 544, 960], [8, 288, 512], [16, 288, 512]],
         "gate_images": [2, 4] if small else [8, 16],
         "gate_sessions": [1, 3] if small else [1, 8, 32],
-        "answers": 2 if small else 9,
-        "answer_tokens": 8 if small else 64,
+        "answers": 3 if small else 18,
+        "answer_tokens": 8 if small else 24,
         "batches": [1, 2] if small else [1, 8, 32],
         "batch_tokens": 8 if small else 64,
         # what matters most comes first: a run that is cut short has it
@@ -60,19 +60,18 @@ def orders(args: argparse.Namespace, sections: tuple[str, ...]) -> dict[str, Any
                 (("codec", 1000, 2, 3.0), ("frames", 1000, 1, 2.0))
                 if small
                 else (
-                    ("codec", 1000, 32, 12.0),
+                    ("codec", 1000, 32, 10.0),
                     ("codec", 8000, 64, 16.0),
-                    ("frames", 1000, 16, 8.0),
-                    ("codec", 1000, 48, 10.0),
+                    ("frames", 1000, 16, 6.0),
+                    ("codec", 1000, 64, 8.0),
                     ("frames", 8000, 32, 16.0),
-                    ("codec", 1000, 16, 8.0),
                     ("codec", 8000, 128, 16.0),
                 )
             )
         ],
         "peer_loads": [2] if small else [2, 4, 8],
         "peer_seconds": 3.0 if small else 8.0,
-        "question_s": 2.0 if small else 4.0,
+        "question_s": 2.0 if small else 8.0,
         "max_new_tokens": 8 if small else 80,
     }
 
