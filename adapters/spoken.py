@@ -280,14 +280,12 @@ class Spoken:
             yield from getattr(part, "figures", tuple)()
 
     async def start(self) -> None:
-        """Load both, at the same time; when one fails, neither stays."""
-        loading = [asyncio.ensure_future(part.start()) for part in self._parts]
+        """Load the voice, then the writer: one that takes its share of what memory is left goes last. When one
+        fails, neither stays."""
         try:
-            await asyncio.gather(*loading)
+            await self.stage.adapter.start()
+            await self.adapter.start()
         except BaseException:
-            for task in loading:
-                task.cancel()
-            await asyncio.gather(*loading, return_exceptions=True)
             await self.stop()
             raise
 

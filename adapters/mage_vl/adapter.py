@@ -25,6 +25,8 @@ from duplex.adapters.spoken import Spoken
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import Modality, OpenSession
 
+_WRITERS = 2
+"""Threads that write prompts: apart from those that prepare windows, which take longer."""
 _SEES = (Modality.TEXT, Modality.IMAGE, Modality.VIDEO)
 
 
@@ -45,12 +47,14 @@ class MageVl:
         self.engine = engine
         self.sight = sight
         self._pool = pool or ThreadPoolExecutor(options.workers, "mage-vl-windows")
+        self._writing = ThreadPoolExecutor(_WRITERS, "mage-vl-writing")
         self._parts = Parts(
             engine=engine,
             sight=sight,
             backend=backend,
             writer=writer,
             pool=self._pool,
+            writing=self._writing,
             limits=options.limits,
         )
         self._up = False
@@ -112,7 +116,8 @@ class MageVl:
             await self.engine.stop()
         finally:
             await self.sight.stop()
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            for pool in (self._pool, self._writing):
+                pool.shutdown(wait=False, cancel_futures=True)
 
 
 def create(options: Mapping[str, Any]) -> Adapter:

@@ -59,6 +59,7 @@ class Parts:
     backend: Backend
     writer: Writer
     pool: Executor
+    writing: Executor
     limits: Limits
     tally: Tally = field(default_factory=Tally)
 
@@ -195,7 +196,7 @@ class MageSession(BaseSession):
             await self._caught_up()
         sampling = self._sampling(turn)
         try:
-            draft = self._draft(turn, sampling.max_tokens)
+            draft = await self._draft(turn, sampling.max_tokens)
             finish = None
             async with aclosing(self._parts.engine.generate(draft.prompt, sampling)) as deltas:
                 async for delta in deltas:
@@ -234,8 +235,9 @@ class MageSession(BaseSession):
             seed=options.seed if options.seed is not None else limits.seed,
         )
 
-    def _draft(self, turn: Turn, answer_tokens: int) -> Draft:
-        """The prompt, with as much of the past as there is room for."""
+    async def _draft(self, turn: Turn, answer_tokens: int) -> Draft:
+        """The prompt, with as much of the past as there is room for. A long one takes milliseconds to write
+        and is written in a thread."""
         parts, limits = self._parts, self._parts.limits
         question = turn.question or session_options(turn.settings).prompt or limits.prompt
         # a question begins with the conversation, which is never the same: there is nothing to read again
@@ -251,7 +253,8 @@ class MageSession(BaseSession):
         context = parts.engine.info.context_tokens
         # an answer that may be longer than the context is cut by it
         room = None if context is None else max(1, context - min(answer_tokens, context // 2))
-        fitted = fit(draft, glances, said, room)
+        loop = asyncio.get_running_loop()
+        fitted = await loop.run_in_executor(parts.writing, fit, draft, glances, said, room)
         if not turn.question:
             self._shown.leave(fitted.left_out)
         return fitted.draft
