@@ -100,18 +100,19 @@ class MageVLForConditionalGeneration(nn.Module, SupportsMultiModal, SupportsPP):
         with mark._mark_tower_model(vllm_config, "image"):  # left out where no pixels are taken
             self.visual = Tower(VisionConfig(**vision), image_config(vllm_config.model_config))
         with mark._mark_language_model(vllm_config):
-            self.language_model: Any = init_vllm_registered_model(
+            decoder: Any = init_vllm_registered_model(
                 vllm_config=vllm_config,
                 hf_config=config.text_config,
                 prefix=maybe_prefix(prefix, "language_model"),
                 architectures=["Qwen3ForCausalLM"],
             )
-        self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
+            self.language_model: Any = decoder
+        self.make_empty_intermediate_tensors = decoder.make_empty_intermediate_tensors
 
     def get_language_model(self) -> Any:
         return self.language_model
 
-    def embed_multimodal(self, **fields: Tensor | list[Tensor]) -> list[Tensor]:
+    def embed_multimodal(self, **fields: Any) -> list[Tensor]:
         """Embeddings (tokens, hidden size) of each picture of a batch: all pixels, or all embeddings.
 
         Args:
@@ -130,10 +131,10 @@ class MageVLForConditionalGeneration(nn.Module, SupportsMultiModal, SupportsPP):
         self,
         input_ids: Tensor | None,
         positions: Tensor,
-        intermediate_tensors: object = None,
+        intermediate_tensors: Any = None,
         inputs_embeds: Tensor | None = None,
         **_: object,
-    ) -> object:
+    ) -> Any:
         """Hidden states of a step, or what the next stage of a pipeline needs."""
         if intermediate_tensors is not None:
             inputs_embeds = None

@@ -142,7 +142,7 @@ class MageDummyInputs(BaseDummyInputsBuilder[MageProcessingInfo]):  # type: igno
     def get_dummy_mm_data(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        info = self.info
+        info: Any = self.info
         if not info.ctx.get_mm_config().get_limit_per_prompt("image"):  # no encoder to measure
             hidden = info.ctx.model_config.get_inputs_embeds_size()
             item: Any = torch.zeros(min(info.most_tokens, seq_len), hidden)
