@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,8 +26,9 @@ from duplex.adapters.engine.language import (
     length_of,
 )
 from duplex.adapters.engine.language_figures import Totals
+from duplex.adapters.engine.vllm_engine import VllmEngine
 from duplex.adapters.engine.vllm_parking import Parking
-from duplex.adapters.engine.vllm_settings import VllmSettings, check_names
+from duplex.adapters.engine.vllm_settings import VllmSettings, check_names, prepare_environment
 from duplex.adapters.engine.vllm_stats import Stats
 from duplex.core.errors import DuplexError, ErrorCode
 
@@ -222,6 +225,29 @@ def test_the_share_of_parked_sessions_is_a_share() -> None:
     with pytest.raises(DuplexError) as refused:
         VllmSettings(model="m", parked=1.5)
     assert refused.value.param == "parked"
+
+
+def test_the_page_on_operations_lists_every_metric() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+    table = set(re.findall(r"^\| `duplex_(language_\w+)` \| (\w+) \|", page, re.MULTILINE))
+    told = VllmEngine(VllmSettings(model="m")).figures()
+    assert table == {(f"{one.name}_total" if one.kind == "counter" else one.name, one.kind) for one in told}
+
+
+def test_an_engine_without_vllm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DuplexError, match=r"duplex-gateway\[vllm\].*duplex-gateway\[cpu-engine\]") as refused:
+        prepare_environment()
+    assert refused.value.code is ErrorCode.BAD_CONFIG
+
+
+async def test_an_engine_that_is_not_started_is_down() -> None:
+    engine = VllmEngine(VllmSettings(model="m"), name="tiny")
+    assert (engine.healthy, engine.fault) == (False, "tiny is not started")
+    with pytest.raises(DuplexError) as down:
+        await anext(engine.generate(TokenPrompt(ids=(1,)), Sampling(max_tokens=1)))
+    assert (down.value.code, down.value.message) == (ErrorCode.ENGINE_DOWN, "tiny is not started")
+    await engine.stop()
 
 
 def test_figures_of_all_engines_are_summed() -> None:
