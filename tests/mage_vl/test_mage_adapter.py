@@ -109,6 +109,7 @@ def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.Mon
 
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tiny one, on a machine that has all packages, as far as options are concerned."""
+    pytest.importorskip("tokenizers", reason="needs tokenizers: the extra vllm or cpu-engine")
     monkeypatch.setattr(building, "require", lambda options: None)
     return write_tiny_checkpoint(tmp_path / "tiny")
 
