@@ -193,7 +193,7 @@ class Life:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        hung = any(not task.cancelled() and task.exception() for task in tasks)
+        hung = any(not task.cancelled() and isinstance(task.exception(), TimeoutError) for task in tasks)
         if hung:
             for process in self.processes:
                 process.kill()  # it would not read a word to stop

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duplex.adapters.engine import vllm_life
 from duplex.adapters.engine.characters import Characters
 from duplex.adapters.engine.language import (
     ChatPrompt,
@@ -248,6 +251,29 @@ async def test_an_engine_that_is_not_started_is_down() -> None:
         await anext(engine.generate(TokenPrompt(ids=(1,)), Sampling(max_tokens=1)))
     assert (down.value.code, down.value.message) == (ErrorCode.ENGINE_DOWN, "tiny is not started")
     await engine.stop()
+
+
+async def test_an_engine_that_nobody_waits_for_any_more_is_ended_once_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loading, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def load(settings: VllmSettings, stats: Stats) -> Any:
+        loading.set()
+        go_on.wait()
+        return SimpleNamespace(shutdown=ended.set)
+
+    monkeypatch.setattr(vllm_life, "prepare_environment", lambda: None)
+    monkeypatch.setattr(vllm_life, "_load", load)
+    engine = VllmEngine(VllmSettings(model="m"))
+    starting = asyncio.create_task(engine.start())
+    assert await asyncio.to_thread(loading.wait, 60)
+    starting.cancel()
+    await asyncio.wait({starting})
+    assert starting.cancelled()
+    go_on.set()
+    assert await asyncio.to_thread(ended.wait, 60)
+    assert not engine.healthy
 
 
 def test_figures_of_all_engines_are_summed() -> None:

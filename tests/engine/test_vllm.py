@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from pathlib import Path
 
 import pytest
@@ -334,3 +335,44 @@ async def test_a_session_takes_one_turn_at_a_time_and_none_when_closed(engine: V
     await session.close()
     with pytest.raises(DuplexError, match="closed"):
         await turn(session, (1,), 4)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_sessions_on_any_course_say_what_one_prompt_would(engine: VllmEngine, seed: int) -> None:
+    """Side by side: turns to their end or not, text read ahead, places taken by others, full ones."""
+
+    async def course(number: int) -> int:
+        draw = random.Random(f"{seed} {number}")
+        session = engine.session()
+        past: list[int] = []
+        turns = 0
+        for _ in range(10):
+            ids = [draw.randrange(3, 300) for _ in range(draw.choice((1, 2, 20, 60)))]
+            if len(past) + len(ids) >= CONTEXT:
+                with pytest.raises(DuplexError, match="leaves no room"):
+                    await turn(session, tuple(ids), 1)
+                continue
+            past += ids
+            if draw.random() < 0.3:
+                await session.append(ids)
+                continue
+            most, leave_after = draw.randrange(1, 30), draw.choice((1, 5, 100))
+            heard: list[int] = []
+            deltas = session.turn(ids, sampling(most))
+            async for delta in deltas:
+                heard += delta.ids
+                if len(heard) >= leave_after:
+                    break
+            await deltas.aclose()
+            whole = ids_of(await answer(engine, tokens(*past), sampling(most)))
+            assert heard == whole[: len(heard)]
+            assert len(heard) == len(whole) or len(heard) >= leave_after
+            past += heard
+            turns += 1
+            assert session.tokens == len(past)
+        await session.close()
+        return turns
+
+    assert sum(await asyncio.gather(*[course(number) for number in range(12)])) > 60
+    assert figure(engine, "parked_sessions") == 0
+    assert engine.up().engine.output_processor.get_num_unfinished_requests() == 0
