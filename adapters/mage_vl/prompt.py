@@ -140,13 +140,13 @@ class ChatWriter:
     def _item(self, picture: Picture) -> MediaItem:
         if len(picture.runs) < 2:
             return MediaItem(key=picture.key, data=picture.data, tokens=picture.tokens)
-        parts: list[str | int] = []
+        ids: list[int] = []
         for seconds, tokens in picture.runs:
-            if parts:
-                parts += [self._close, f"\n{_tag(seconds)}", self._open]
-            parts += [self._pad] * tokens
-        ids = tuple(self._text.encode(parts))
-        return MediaItem(key=picture.key, data=Spread(data=picture.data, ids=ids), tokens=len(ids))
+            if ids:
+                ids += self._text.encode((self._close, f"\n{_tag(seconds)}", self._open))
+            ids += [self._pad] * tokens
+        data = Spread(data=picture.data, ids=tuple(ids))
+        return MediaItem(key=picture.key, data=data, tokens=len(ids))
 
     def _message(self, role: str, text: str) -> Iterator[str | int]:
         yield self._start
