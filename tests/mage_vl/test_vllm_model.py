@@ -66,9 +66,14 @@ def dtype_of(dtype: Any) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def full_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The published configuration."""
+    """The published configuration, which names remote code that is not there."""
     folder = tmp_path_factory.mktemp("full")
-    (folder / "config.json").write_text(json.dumps(published(MageConfig())))
+    remote = {
+        "AutoConfig": "configuration_mage_vl.MageVLConfig",
+        "AutoModelForCausalLM": "modeling_mage_vl.MageVLForConditionalGeneration",
+        "AutoProcessor": "processing_mage_vl.MageVLProcessor",
+    }
+    (folder / "config.json").write_text(json.dumps(published(MageConfig()) | {"auto_map": remote}))
     (folder / "preprocessor_config.json").write_text(json.dumps({"max_pixels": 4_000_000}))
     return folder
 
