@@ -298,3 +298,22 @@ async def test_an_engine_that_dies_ends_the_response_by_name_and_not_the_session
     fakes.engine.dies_after = None
     await peer.send("response.create")
     await peer.expect("response.done", response_index=2)
+
+
+# --- other dialects -----------------------------------------------------------------------------------
+
+
+async def test_a_realtime_client_shows_a_picture_and_asks(start_gateway: StartGateway) -> None:
+    fakes = Fakes(0.0)
+    gateway = await start_gateway(fakes.adapter)
+    peer = await Peer.connect(gateway, "/v1/realtime", model="mage-vl")
+    image = "data:image/jpeg;base64," + base64.b64encode(b"\xff\xd8\xff picture").decode()
+    content = [{"type": "input_image", "image_url": image}, {"type": "input_text", "text": "What is it?"}]
+    item = {"type": "message", "role": "user", "content": content}
+    await peer.send("conversation.item.create", item=item)
+    await peer.send("response.create")
+    done = await peer.expect("response.done")
+    assert done["response"]["status"] == "completed"
+    assert [m["delta"] for m in peer.of("response.output_text.delta")] == ["a ", "dog ", "runs"]
+    (prompt,) = fakes.engine.prompts
+    assert (prompt["question"], len(prompt["pictures"])) == ("What is it?", 1)
