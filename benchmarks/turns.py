@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import json
 import os
+import platform
 import random
 import subprocess
 import sys
@@ -347,9 +348,10 @@ def main() -> int:
         server.terminate()
         server.wait(20)
     holds = found["p99_ms"] <= BOUND_MS
+    load = os.getloadavg()[0]
     print(
         f"{found['sessions']:.0f} sessions, {found['interruptions']:.0f} interruptions, "
-        f"{found['missed']:.0f} not heard; {found['server_cores']:.2f} cores, load {os.getloadavg()[0]:.1f}"
+        f"{found['missed']:.0f} not heard; {found['server_cores']:.2f} cores, load {load:.1f}"
     )
     for name, prefix in (("decision to abort", ""), ("thread to loop alone", "machine_")):
         figures = ", ".join(f"{key} {found[f'{prefix}{key}_ms']:.2f}" for key in ("p50", "p90", "p99", "max"))
@@ -360,7 +362,8 @@ def main() -> int:
         f"{ratio:.2f} of the machine's own"
     )
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "turns.json").write_text(json.dumps(found, indent=1))
+    about = {"python": platform.python_version(), "cores": len(os.sched_getaffinity(0)), "load": load}
+    (args.out / "turns.json").write_text(json.dumps(found | about, indent=1))
     return int(args.check and not holds)
 
 

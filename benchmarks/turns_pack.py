@@ -47,7 +47,11 @@ def pack(folder: Path, python: str) -> None:
         soundfile.write(tree / VOICE, voice(None), RATE)
         with tarfile.open(folder / ARCHIVE, "w:xz", preset=6) as archive:
             for path in sorted(tree.rglob("*")):
-                if path.is_file() and not path.name.endswith(NOT_PACKED) and "/backend/test/" not in str(path):
+                if (
+                    path.is_file()
+                    and not path.name.endswith(NOT_PACKED)
+                    and "/backend/test/" not in str(path)
+                ):
                     archive.add(path, path.relative_to(tree))
     print(f"{folder / ARCHIVE}: {(folder / ARCHIVE).stat().st_size / 1e6:.1f} MB")
 

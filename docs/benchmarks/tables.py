@@ -69,6 +69,18 @@ def gateway(report: dict[str, Any]) -> str:
     return f"{table(head, rows)}\n\n{' '.join(words)}"
 
 
+def interruptions(report: dict[str, Any]) -> str:
+    """Of this report and of those from other machines beside it, `turns_*.json`."""
+    rows = []
+    for run in (report, *(json.loads(file.read_text()) for file in sorted(HERE.glob("turns_*.json")))):
+        machine = f"{run['cores']} cores, Python {run['python']}, load {run['load']:.1f}"
+        for name, prefix in (("decision to abort", ""), ("thread to loop alone", "machine_")):
+            figures = [f"{run[f'{prefix}{key}_ms']:.2f} ms" for key in ("p50", "p90", "p99", "max")]
+            beside = [machine, f"{run['interruptions']:.0f}", f"{run['server_cores']:.2f}"]
+            rows.append([*(beside if not prefix else ("", "", "")), name, *figures])
+    return table(["machine", "interruptions", "gateway's cores", "", "p50", "p90", "p99", "max"], rows)
+
+
 def codecs(report: dict[str, Any]) -> str:
     rows = [
         [
@@ -159,6 +171,7 @@ def tts_gpu_bounds(report: dict[str, Any]) -> str:
 
 PARTS = {
     "gateway": ("gateway.json", gateway),
+    "interruptions": ("turns.json", interruptions),
     "codecs": ("codecs.json", codecs),
     "lag": ("codecs.json", lag),
     "first audio": ("speech.json", first_audio),
