@@ -1,7 +1,7 @@
 """Mage-VL on a GPU: the eye, the gate, the decoder, and how many sessions keep up; beside the peers' ways.
 
     python benchmarks/vision_gpu.py [--size full|tiny] [--device cuda|cpu] [--only eye,decoder,sessions,peers]
-                                    [--clip FILE] [--budget-s 300] [--out FOLDER] [--check]
+                                    [--clip FILE] [--silent] [--budget-s 300] [--out FOLDER] [--check]
 
 Weights are random, sizes are the published ones; warm-up is not counted. Sections:
 
@@ -11,6 +11,8 @@ Weights are random, sizes are the published ones; warm-up is not counted. Sectio
 * *sessions*: real sessions with a real clip: how long from a window to the gate's word and from a question to
   the first token, for windows of 1 s and of 8 s, by frames and by codec;
 * *peers*: the same clip through one lock, the gate over its last four windows anew each time.
+
+With `--silent` the sessions ask nothing, and the decoder is not started for them: two minutes less.
 
 Each part runs in a process of its own. `vision_gpu.json` is written after every result. `--check` ends with 1
 when a bound does not hold. `--size tiny --device cpu` runs all of it in small, to try it.
@@ -71,7 +73,8 @@ def orders(args: argparse.Namespace, sections: tuple[str, ...]) -> dict[str, Any
         ],
         "peer_loads": [2] if small else [2, 4, 8],
         "peer_seconds": 3.0 if small else 8.0,
-        "question_s": 2.0 if small else 8.0,
+        "decodes": not args.silent,
+        "question_s": 0.0 if args.silent else 2.0 if small else 8.0,
         "max_new_tokens": 8 if small else 80,
     }
 
@@ -82,11 +85,14 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas")
     parser.add_argument("--clip", type=Path, default=CLIP, help="an MP4 in H.264")
+    parser.add_argument("--silent", action="store_true", help="sessions without questions")
     parser.add_argument("--budget-s", type=float, default=300.0)
     parser.add_argument("--out", type=Path, default=Path.cwd(), help="folder of vision_gpu.json")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     sections = tuple(args.only.split(","))
+    if args.silent and set(sections) & {"decoder", "peers"}:
+        raise SystemExit("--silent goes with --only eye,sessions: decoder and peers decode")
     if unknown := set(sections) - set(SECTIONS):
         raise SystemExit(f"there is no section {', '.join(sorted(unknown))}: {', '.join(SECTIONS)}")
     args.out.mkdir(parents=True, exist_ok=True)

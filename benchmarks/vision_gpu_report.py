@@ -14,6 +14,7 @@ OVERHEAD_MS: Final = 2.0
 KEPT_MS: Final = 1000.0
 """A session keeps up when 99 of 100 windows have the gate's word within this, and none is given up."""
 SESSIONS: Final = 32
+WAYS: Final = ("bare", "engine", "session")
 
 
 def lines(report: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
@@ -32,6 +33,14 @@ def keeps_up(line: Mapping[str, Any]) -> bool:
     return late is not None and late <= KEPT_MS and not line["coalesced"] and not line["faults"]
 
 
+def added_ms(line: Mapping[str, Any]) -> float:
+    """What the adapter adds before the first token. Runs that did not look inside tell the difference of two
+    medians, which has the noise of both."""
+    if "added_ms" in line:
+        return float(line["added_ms"]["p50"])
+    return float(line["session_first_ms"] - line["bare_first_ms"])
+
+
 def verdicts(report: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
     """What must hold: (what, measured, holds)."""
     for line in lines(report, "gate"):
@@ -47,13 +56,11 @@ def verdicts(report: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
             what = f"visual tokens of frames over canvases, windows of {window_ms / 1000:g} s"
             yield what, f"{ratio:.2f}", True
     for line in lines(report, "answer"):
-        for what, words in (("first", "first token"), ("each", "a token")):
-            more = line[f"session_{what}_ms"] - line[f"bare_{what}_ms"]
-            yield (
-                f"{line['shown']}: {words} over bare vLLM ≤ {OVERHEAD_MS} ms",
-                f"{more:+.2f} ms",
-                more <= OVERHEAD_MS,
-            )
+        first = added_ms(line)
+        each = line["session_each_ms"] - line["bare_each_ms"]
+        for words, more in (("first token", first), ("a token", each)):
+            what = f"{line['shown']}: {words} over bare vLLM ≤ {OVERHEAD_MS} ms"
+            yield what, f"{more:+.2f} ms", more <= OVERHEAD_MS
     for line in lines(report, "abort"):
         more = line["engine_ms"]["p50"] - line["bare_ms"]["p50"]
         yield f"abort over bare vLLM ≤ {OVERHEAD_MS} ms", f"{more:+.2f} ms", more <= OVERHEAD_MS
@@ -64,8 +71,12 @@ def verdicts(report: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """All tables."""
-    parts = [
+    """All tables that have rows."""
+    return "\n\n".join(shown for shown in tables(report) if shown.count("\n") > 1)
+
+
+def tables(report: Mapping[str, Any]) -> list[str]:
+    return [
         table(
             ["gate, segment of", "first", "last", "ratio", "full history: first", "last"],
             [
@@ -102,6 +113,7 @@ def text(report: Mapping[str, Any]) -> str:
                 "first token: vLLM",
                 "engine",
                 "session",
+                "added by the adapter",
                 "a token: vLLM",
                 "engine",
                 "session",
@@ -110,11 +122,9 @@ def text(report: Mapping[str, Any]) -> str:
                 [
                     line["shown"],
                     line["prompt_tokens"],
-                    *(
-                        f"{line[f'{way}_{what}_ms']:.2f} ms"
-                        for what in ("first", "each")
-                        for way in ("bare", "engine", "session")
-                    ),
+                    *(f"{line[f'{way}_first_ms']:.2f} ms" for way in WAYS),
+                    f"{added_ms(line):.2f} ms",
+                    *(f"{line[f'{way}_each_ms']:.2f} ms" for way in WAYS),
                 ]
                 for line in lines(report, "answer")
             ],
@@ -174,4 +184,3 @@ def text(report: Mapping[str, Any]) -> str:
             [[what, value, "yes" if good else "NO"] for what, value, good in verdicts(report)],
         ),
     ]
-    return "\n\n".join(parts)

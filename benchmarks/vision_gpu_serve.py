@@ -12,8 +12,8 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -154,7 +154,8 @@ async def started(orders: dict[str, Any], left: Callable[[], float]) -> AsyncIte
         began = time.perf_counter()
         await sight.start()
         eye_s = time.perf_counter() - began
-        await engine.start()
+        if orders["decodes"]:
+            await engine.start()
         tell("start", eye_s=round(eye_s, 1), decoder_s=round(time.perf_counter() - began - eye_s, 1))
         try:
             yield Bench(orders, folder, engine, sight, ChatWriter.load(folder, read_config(folder)), left)
@@ -203,6 +204,44 @@ class Pace:
         return cls((first - began) * 1000, each * 1000)
 
 
+class Stamped:
+    """vLLM's engine in an adapter's way: when it was asked, and when it said its first word. Rendering is
+    vLLM's own work, wherever it is called from."""
+
+    def __init__(self, life: Any) -> None:
+        self._engine, self._render = life.engine, life.render
+        self.asked = self.came = self.rendering = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def render(self, prompt: Prompt) -> Any:
+        began = time.perf_counter()
+        rendered = await self._render(prompt)
+        self.rendering = time.perf_counter() - began
+        return rendered
+
+    async def generate(self, *args: Any) -> AsyncGenerator[Any, None]:
+        self.asked, self.came = time.perf_counter(), 0.0
+        async with aclosing(self._engine.generate(*args)) as outputs:
+            async for output in outputs:
+                self.came = self.came or time.perf_counter()
+                yield output
+
+
+@contextmanager
+def stamped(bench: Bench) -> Iterator[Stamped]:
+    """Between the adapter and vLLM."""
+    life = bench.engine.inner.up()
+    stamps = Stamped(life)
+    engine, render = life.engine, life.render
+    life.engine, life.render = stamps, stamps.render
+    try:
+        yield stamps
+    finally:
+        life.engine, life.render = engine, render
+
+
 async def bare(bench: Bench, prompt: MediaPrompt, tokens: int, id: str) -> Pace:
     """vLLM with nothing around it but its own renderer."""
     life = bench.engine.inner.up()
@@ -235,6 +274,7 @@ async def decoder(bench: Bench) -> None:
         if orders["size"] == "tiny":
             images, each = 2, 6
         paces: dict[str, list[Pace]] = {"bare": [], "engine": [], "session": []}
+        added: list[float] = []
         lengths = 0
         ways = list(paces)
         # one after the other, each as often the first: all see the same machine
@@ -253,13 +293,18 @@ async def decoder(bench: Bench) -> None:
                     )
                     pace = await Pace.of(answer, lambda delta: len(delta.ids))
                 else:
-                    pace = await through_session(adapter, shown, tokens)
+                    with stamped(bench) as stamps:
+                        pace = await through_session(adapter, shown, tokens)
+                    inside = stamps.rendering + stamps.came - stamps.asked
+                    if at:
+                        added.append(pace.first - inside * 1000)
                 if at:  # the first is warm-up
                     seen.append(pace)
         tell(
             "answer",
             shown=name,
             prompt_tokens=lengths,
+            added_ms=spread(added),
             **{
                 f"{way}_{what}_ms": round(median(getattr(pace, what) for pace in seen), 3)
                 for way, seen in paces.items()
@@ -365,10 +410,13 @@ class Viewer:
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(self._listen())
             showing = group.create_task(self._show(delay_s, seconds))
-            asking = group.create_task(self._ask(delay_s + question_s * random.random(), question_s))
+            asking = None
+            if question_s:
+                asking = group.create_task(self._ask(delay_s + question_s * random.random(), question_s))
             await showing
             await asyncio.sleep(min(2.0, seconds / 4))
-            asking.cancel()
+            if asking is not None:
+                asking.cancel()
             listening.cancel()
         await self.session.close()
 
