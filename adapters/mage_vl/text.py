@@ -5,7 +5,6 @@ What a user writes is never a control token: `<|im_end|>` in a text is read as t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -15,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from duplex.adapters.mage_vl.config import MageConfig
+from duplex.adapters.qwen2 import read_tokenizer
 from duplex.core.errors import DuplexError, ErrorCode
 
 DEFAULT_SYSTEM: Final = "You are a helpful assistant."
@@ -75,28 +75,10 @@ def load_text(folder: Path, config: MageConfig) -> Text:
     settings = folder / "tokenizer_config.json"
     control = _control(tree, _tree(settings) if settings.is_file() else {})
     _check(folder, control, config)
-    text = Text(_tokenizer(folder, tree), control=control, system=_system(folder))
+    text = Text(read_tokenizer(folder), control=control, system=_system(folder))
     if (largest := text._tokenizer.get_vocab_size()) > config.text_config.vocab_size:
         raise _bad(f"{folder}: the tokenizer has {largest} ids, the model {config.text_config.vocab_size}")
     return text
-
-
-def _tokenizer(folder: Path, tree: dict[str, Any]) -> Any:
-    """The tokenizer without what makes control tokens of text or changes its length."""
-    from tokenizers import Tokenizer
-
-    from duplex.adapters.qwen3_tts.text import qwen2_tokenizer
-
-    vocab, merges = folder / "vocab.json", folder / "merges.txt"
-    plain: dict[str, Any] = {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-    try:
-        if tree:
-            return Tokenizer.from_str(json.dumps(tree | plain))
-        if vocab.is_file() and merges.is_file():
-            return qwen2_tokenizer(vocab, merges)
-    except Exception as error:  # the library raises bare Exception
-        raise _bad(f"the text tokenizer in {folder} cannot be read: {error}") from error
-    raise _bad(f"{folder} has neither tokenizer.json nor vocab.json and merges.txt")
 
 
 def _control(whole: dict[str, Any], settings: dict[str, Any]) -> dict[str, int]:

@@ -15,14 +15,13 @@ same, and the rows before them are the same for every text, as the prefix cache 
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer
 
-from duplex.adapters.qwen2 import QWEN2_SPLIT
+from duplex.adapters.qwen2 import read_tokenizer
 from duplex.adapters.qwen3_tts.config import TtsConfig
 from duplex.adapters.qwen3_tts.prompt import ChatIds
 from duplex.core.errors import DuplexError, ErrorCode
@@ -157,24 +156,7 @@ def load_tokenizer(folder: Path, config: TtsConfig) -> TextTokenizer:
     Raises:
         DuplexError: `BAD_CONFIG`: the files are missing or broken, or have more ids than the talker.
     """
-    whole, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
-    try:
-        if whole.exists():
-            tokenizer = _from_json(json.loads(whole.read_bytes()))
-        elif vocab.exists() and merges.exists():
-            tokenizer = qwen2_tokenizer(vocab, merges)
-        else:
-            raise DuplexError(
-                ErrorCode.BAD_CONFIG,
-                f"{folder} has neither tokenizer.json nor vocab.json and merges.txt",
-                param="model",
-            )
-    except DuplexError:
-        raise
-    except Exception as error:  # the library raises bare Exception
-        raise DuplexError(
-            ErrorCode.BAD_CONFIG, f"the text tokenizer in {folder} cannot be read: {error}", param="model"
-        ) from error
+    tokenizer = read_tokenizer(folder)
     if tokenizer.pre_tokenizer is None or tokenizer.get_vocab_size() > config.talker_config.text_vocab_size:
         raise DuplexError(
             ErrorCode.BAD_CONFIG,
@@ -183,27 +165,3 @@ def load_tokenizer(folder: Path, config: TtsConfig) -> TextTokenizer:
             param="model",
         )
     return TextTokenizer(tokenizer)
-
-
-def qwen2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
-    """A Qwen2 tokenizer from its two files, without added tokens."""
-    tokenizer = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    return tokenizer
-
-
-def _from_json(description: dict[str, Any]) -> Tokenizer:
-    """A `tokenizer.json` without what makes control tokens of text or changes its length."""
-    cleared: dict[str, Any] = {
-        "added_tokens": [],
-        "post_processor": None,
-        "truncation": None,
-        "padding": None,
-    }
-    return Tokenizer.from_str(json.dumps(description | cleared))

@@ -13,11 +13,11 @@ from golden_cases import CASES, GOLDEN, Case
 from numpy.typing import NDArray
 from torch import Tensor
 
+from duplex.adapters.qwen2 import qwen2_tokenizer
 from duplex.adapters.qwen3_tts.config import TtsConfig
 from duplex.adapters.qwen3_tts.core import Core
 from duplex.adapters.qwen3_tts.job import Sampling
 from duplex.adapters.qwen3_tts.prompt import SPEAKER, ChatIds, Prompt, ReferenceFrame, Row, Voice
-from duplex.adapters.qwen3_tts.text import qwen2_tokenizer
 from duplex.adapters.qwen3_tts.tiny import tiny_config, tiny_weights
 from duplex.adapters.qwen3_tts.tiny_text import token_id, write_tokenizer
 

@@ -15,12 +15,12 @@ pytest.importorskip("tokenizers", reason="the extra qwen3-tts is not installed")
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from duplex.adapters.qwen2 import qwen2_tokenizer
 from duplex.adapters.qwen3_tts.config import read_config
 from duplex.adapters.qwen3_tts.text import (
     TextTokenizer,
     drop_line_breaks,
     load_tokenizer,
-    qwen2_tokenizer,
     stays_apart,
 )
 from duplex.adapters.qwen3_tts.tiny import tiny_config
