@@ -68,11 +68,17 @@ class Life:
             DuplexError: `BAD_CONFIG`: vLLM is missing or takes no such model or option; `ENGINE_DOWN`: it
                 could not start.
         """
-        prepare_environment()
+        start_timeout_s = settings.life.start_timeout_s
+        prepare_environment(start_timeout_s)
         stats = Stats(totals)
         loading = in_thread(lambda: _load(settings, stats), name=f"starting {name}")
         try:
-            engine = await asyncio.shield(loading)
+            async with asyncio.timeout(start_timeout_s):
+                engine = await asyncio.shield(loading)
+        except TimeoutError as error:
+            loading.add_done_callback(_discard)
+            words = f"{name} was not ready after {start_timeout_s:g} s"
+            raise DuplexError(ErrorCode.ENGINE_DOWN, words) from error
         except asyncio.CancelledError:
             loading.add_done_callback(_discard)
             raise

@@ -8,6 +8,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from importlib import metadata
+from math import ceil
 from typing import Any, Final
 
 import msgspec
@@ -53,8 +54,11 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise DuplexError(ErrorCode.BAD_CONFIG, "parked is from 0 to 1", param="parked")
 
 
-def prepare_environment() -> None:
+def prepare_environment(start_timeout_s: float | None = None) -> None:
     """Set what vLLM reads from the environment where nobody has. It must come before its import.
+
+    Args:
+        start_timeout_s: how long an engine may load.
 
     Raises:
         DuplexError: `BAD_CONFIG`: it is not installed.
@@ -63,6 +67,8 @@ def prepare_environment() -> None:
         raise DuplexError(ErrorCode.BAD_CONFIG, f"vLLM is not installed: {INSTALL}", param="engine")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if start_timeout_s is not None:
+        os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(ceil(start_timeout_s)))
     if on_cpu():
         # the model runs in the engine's process, not in one more
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

@@ -29,6 +29,7 @@ from duplex.adapters.engine.language import (
     length_of,
 )
 from duplex.adapters.engine.language_figures import Totals
+from duplex.adapters.engine.settings import EngineSettings
 from duplex.adapters.engine.vllm_engine import VllmEngine
 from duplex.adapters.engine.vllm_parking import Parking
 from duplex.adapters.engine.vllm_settings import VllmSettings, check_names, prepare_environment
@@ -253,8 +254,9 @@ async def test_an_engine_that_is_not_started_is_down() -> None:
     await engine.stop()
 
 
+@pytest.mark.parametrize("late", [False, True])
 async def test_an_engine_that_nobody_waits_for_any_more_is_ended_once_it_is_loaded(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     loading, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
@@ -263,14 +265,20 @@ async def test_an_engine_that_nobody_waits_for_any_more_is_ended_once_it_is_load
         go_on.wait()
         return SimpleNamespace(shutdown=ended.set)
 
-    monkeypatch.setattr(vllm_life, "prepare_environment", lambda: None)
+    monkeypatch.setattr(vllm_life, "prepare_environment", lambda start_timeout_s: None)
     monkeypatch.setattr(vllm_life, "_load", load)
-    engine = VllmEngine(VllmSettings(model="m"))
+    life = EngineSettings(start_timeout_s=0.01 if late else 600)
+    engine = VllmEngine(VllmSettings(model="m", life=life), name="tiny")
     starting = asyncio.create_task(engine.start())
     assert await asyncio.to_thread(loading.wait, 60)
-    starting.cancel()
-    await asyncio.wait({starting})
-    assert starting.cancelled()
+    if late:
+        with pytest.raises(DuplexError, match=r"tiny was not ready after 0.01 s") as refused:
+            await starting
+        assert refused.value.code is ErrorCode.ENGINE_DOWN
+    else:
+        starting.cancel()
+        await asyncio.wait({starting})
+        assert starting.cancelled()
     go_on.set()
     assert await asyncio.to_thread(ended.wait, 60)
     assert not engine.healthy

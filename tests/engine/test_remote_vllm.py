@@ -83,13 +83,13 @@ async def test_tokens_and_chats_are_answered_alike(engine: RemoteEngine, tiny_mo
 
     words = "the quick brown fox"
     ids = AutoTokenizer.from_pretrained(tiny_model).encode(words)
-    chat = await answer(engine, ChatPrompt(messages=({"role": "user", "content": words},)), sampling(24))
-    completed = await answer(engine, tokens(*ids), sampling(24))
-    assert len(ids_of(chat)) == 24
+    chat = await answer(engine, ChatPrompt(messages=({"role": "user", "content": words},)), sampling(200))
+    completed = await answer(engine, tokens(*ids), sampling(200))
+    assert len(ids_of(chat)) == 200
     assert (ids_of(chat), text_of(chat)) == (ids_of(completed), text_of(completed))
     assert chat[-1].finish == completed[-1].finish == "length"
     assert chat[-1].prompt_tokens == len(ids)
-    assert len(chat) > 12, "not in one lump"
+    assert len(chat) > 2, "not in one lump"
 
 
 async def test_an_answer_that_nobody_wants_ends_in_the_server(engine: RemoteEngine, address: str) -> None:
