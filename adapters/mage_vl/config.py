@@ -162,6 +162,16 @@ def read_config(folder: Path) -> MageConfig:
     return config
 
 
+def read_image_config(tree: dict[str, Any]) -> ImageConfig:
+    """The same of a `preprocessor_config.json` alone, whose tree was read elsewhere.
+
+    Raises:
+        DuplexError: `BAD_CONFIG`: as above.
+    """
+    name = Path("preprocessor_config.json")
+    return _convert(name, _image_tree(_without_nulls(tree)), ImageConfig)
+
+
 def published(config: MageConfig) -> dict[str, Any]:
     """The tree of a `config.json` that `read_config` reads back, in the published form."""
     tree: dict[str, Any] = msgspec.to_builtins(config)

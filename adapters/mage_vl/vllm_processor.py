@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -35,7 +34,7 @@ from vllm.multimodal.inputs import (
 from vllm.multimodal.parse import ImageEmbeddingItems, ModalityDataItems, MultiModalDataParser
 from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
 
-from duplex.adapters.mage_vl.config import ImageConfig
+from duplex.adapters.mage_vl.config import ImageConfig, read_image_config
 from duplex.adapters.mage_vl.image import ImageProcessor, raster_positions
 from duplex.adapters.mage_vl.prompt import Pixels, Spread
 from duplex.core.errors import DuplexError
@@ -45,7 +44,7 @@ _FIELD = MultiModalFieldConfig.batched("image")
 
 def image_config(model_config: Any) -> ImageConfig:
     """What the checkpoint's `preprocessor_config.json` says, as vLLM has read it."""
-    return msgspec.convert(dict(model_config.hf_image_processor_config or {}), ImageConfig)
+    return read_image_config(model_config.hf_image_processor_config or {})
 
 
 class SeenItems(ImageEmbeddingItems):  # type: ignore[misc, unused-ignore]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from duplex.adapters.mage_vl.config import ImageConfig, MageConfig, published
+from duplex.adapters.mage_vl.config import MageConfig, published, read_config
 from duplex.adapters.mage_vl.layout import VISION, gate_layout, model_layout
 from duplex.adapters.mage_vl.prompt import Pixels
 from duplex.adapters.mage_vl.vllm_plugin import ARCHITECTURE, engine_arguments, register
@@ -21,6 +22,8 @@ pytest.importorskip("vllm", reason="the engine core is in the extra `cpu-engine`
 
 import mage_reference  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+
+from duplex.adapters.mage_vl.vllm_processor import image_config  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -165,11 +168,21 @@ def test_a_picture_takes_its_place_in_time_from_its_positions(tiny: Any) -> None
     assert not torch.allclose(first, second)
 
 
-def test_pixels_are_normalised_as_the_checkpoint_says(mage_folder: Path, tiny: Any) -> None:
-    tree = json.loads((mage_folder / "preprocessor_config.json").read_bytes())
-    assert tiny.visual._image_config == ImageConfig(
-        min_pixels=tree["min_pixels"], max_pixels=tree["max_pixels"]
-    )
+@pytest.mark.parametrize(
+    "values", [{}, {"min_pixels": None, "max_pixels": None, "image_mean": [0.5, 0.4, 0.3], "resample": 3}]
+)
+def test_pictures_are_prepared_as_the_checkpoint_says(
+    mage_folder: Path, tmp_path: Path, values: dict[str, Any]
+) -> None:
+    """Also where limits stand in `size` alone, and where keys are null."""
+    folder = tmp_path / "copy"
+    shutil.copytree(mage_folder, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | values))
+    wanted = read_config(folder).image_config
+    assert wanted.max_pixels == 512 * 512
+    assert image_config(configured(folder).model_config) == wanted
+    assert build(folder, "meta", pixels=True).visual._image_config == wanted
 
 
 def test_without_an_encoder_pixels_are_refused_and_embeddings_are_not_counted(mage_folder: Path) -> None:

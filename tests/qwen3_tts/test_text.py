@@ -165,14 +165,14 @@ def in_pieces(tokenizer: TextTokenizer, text: str, cuts: list[int]) -> list[int]
     return ids + encoder.end()
 
 
-@settings(max_examples=600)
+@settings(max_examples=600, deadline=None)
 @given(text=TEXTS, data=st.data())
 def test_pieces_give_the_ids_of_the_whole(tokenizer: TextTokenizer, text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     assert in_pieces(tokenizer, text, cuts) == tokenizer.encode(text)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(text=TEXTS)
 def test_single_characters_give_the_ids_of_the_whole(tokenizer: TextTokenizer, text: str) -> None:
     assert in_pieces(tokenizer, text, list(range(1, len(text)))) == tokenizer.encode(text)
