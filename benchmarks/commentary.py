@@ -1,11 +1,14 @@
 """Cancels of a watching model while its gate is slow: 32 sessions, one engine, real sockets.
 
-    python benchmarks/commentary.py [--sessions 32] [--cancels 40] [--gate-ms 500] [--out FILE] [--check]
+    python benchmarks/commentary.py [--sessions 32] [--cancels 40] [--gate-ms 500] [--clip FILE]
+                                    [--out FILE] [--check]
 
 The Mage-VL adapter with a gate that takes `--gate-ms` for each window and a decoder that gives a token every
 5 ms, so that what is measured is the gateway. Every session shows a window each 200 ms, so that its gate is
 always behind, asks questions, and cancels what comes of them: some while the answer still waits for the gate,
-some while it is written. The server has one core, the client another, where there are two.
+some while it is written. With `--clip` the windows are a second of that clip each, in real time, and are
+decoded in the gateway's threads by the `codec` backend. The server has one core, the client another, where
+there are two.
 
 * *gateway*: from reading `response.cancel` until `response.cancelled` is written to the socket;
 * *client*: from sending the one until reading the other;
@@ -20,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import itertools
 import json
 import os
 import platform
@@ -36,10 +40,13 @@ import numpy as np
 from duplex.adapters.engine.language import ChatPrompt, EngineInfo, Prompt, Sampling, TokenDelta
 from duplex.adapters.health import Figure
 from duplex.adapters.mage_vl.adapter import MageVl
+from duplex.adapters.mage_vl.building import Windows
 from duplex.adapters.mage_vl.chat import ServerWriter
 from duplex.adapters.mage_vl.options import MageOptions
-from duplex.adapters.mage_vl.ports import Glance, Picture, Stream, Visible
+from duplex.adapters.mage_vl.ports import Backend, Glance, Picture, Stream, Visible
+from duplex.adapters.mage_vl.windows.backends import WindowOptions
 from duplex.adapters.mage_vl.windows.types import VisualInput
+from duplex.codecs.video_split import split_clip
 from duplex.config import ServerConfig
 from duplex.core.types import CodecWindow
 from duplex.server.run import running_gateway
@@ -160,11 +167,12 @@ class Plain:
     def close(self) -> None: ...
 
 
-async def serve(gate_ms: float) -> None:
+async def serve(gate_ms: float, *, decode: bool) -> None:
     """Until standard input ends; then what was measured, as JSON."""
     engine, sight = Paced(), SlowSight(gate_ms / 1000)
     options = MageOptions(model="none", threads=1, max_new_tokens=2000, answer_wait_s=60.0)
-    adapter = MageVl(options, engine=engine, sight=sight, backend=Plain(), writer=ServerWriter())
+    backend: Backend = Windows(WindowOptions()) if decode else Plain()
+    adapter = MageVl(options, engine=engine, sight=sight, backend=backend, writer=ServerWriter())
     took_ms: list[float] = []
     busy: list[int] = []
     async with running_gateway(ServerConfig(port=0, max_sessions=1000), [adapter]) as gateway:
@@ -185,18 +193,33 @@ async def serve(gate_ms: float) -> None:
 # --- the client -----------------------------------------------------------------------------------------
 
 
-async def session(url: str, number: int, cancels: int, found: dict[str, Any]) -> None:
+def windows_of(clip: str | None) -> list[tuple[str, float]]:
+    """Messages, and for how long each is shown, seconds."""
+    if clip is None:
+        picture = base64.b64encode(b"\xff\xd8\xff picture").decode()
+        data: dict[str, Any] = {"frames": [picture]}
+        return [(json.dumps({"type": "input.append", "modality": "video", "data": data}), WINDOW_S)]
+    messages = []
+    for window in split_clip(clip, window_ms=1000):
+        data = {"kind": window.kind, "data": {"video_base64": base64.b64encode(window.data).decode()}}
+        message = {"type": "input.append", "modality": "video", "data": data}
+        messages.append((json.dumps(message), window.duration_ms / 1000))
+    return messages
+
+
+async def session(
+    url: str, number: int, windows: list[tuple[str, float]], cancels: int, found: dict[str, Any]
+) -> None:
     from websockets.asyncio.client import connect
 
     rng = random.Random(number)
-    picture = base64.b64encode(b"\xff\xd8\xff picture").decode()
-    window = json.dumps({"type": "input.append", "modality": "video", "data": {"frames": [picture]}})
     async with connect(url + PATH, compression=None, max_queue=None) as ws:
 
         async def camera() -> None:
-            while True:
+            await asyncio.sleep(rng.random())
+            for window, length_s in itertools.cycle(windows):
                 await ws.send(window)
-                await asyncio.sleep(WINDOW_S)
+                await asyncio.sleep(length_s)
 
         async def expect(type: str) -> None:
             while json.loads(await ws.recv())["type"] != type:
@@ -220,15 +243,17 @@ async def session(url: str, number: int, cancels: int, found: dict[str, Any]) ->
         watching.cancel()
 
 
-async def load(url: str, sessions: int, cancels: int) -> dict[str, Any]:
+async def load(url: str, sessions: int, windows: list[tuple[str, float]], cancels: int) -> dict[str, Any]:
     found: dict[str, Any] = {"client_ms": [], "begun": {}}
-    await asyncio.gather(*(session(url, number, cancels, found) for number in range(sessions)))
+    await asyncio.gather(*(session(url, number, windows, cancels, found) for number in range(sessions)))
     return found
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))
     command = [sys.executable, __file__, "--serve", "--gate-ms", str(args.gate_ms)]
+    if args.clip:
+        command += ["--clip", args.clip]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdin is not None
     assert server.stdout is not None
@@ -237,7 +262,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             os.sched_setaffinity(server.pid, {cores[0]})
             os.sched_setaffinity(0, {cores[1]})
         url = server.stdout.readline().strip()
-        found = asyncio.run(load(url, args.sessions, args.cancels))
+        found = asyncio.run(load(url, args.sessions, windows_of(args.clip), args.cancels))
         server.stdin.close()
         told = json.loads(server.stdout.readline())
         server.wait(30)
@@ -271,12 +296,13 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=32)
     parser.add_argument("--cancels", type=int, default=40, help="of each session")
     parser.add_argument("--gate-ms", type=float, default=500.0)
+    parser.add_argument("--clip", metavar="FILE", help="windows of this clip, decoded in the gateway")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        asyncio.run(serve(args.gate_ms))
+        asyncio.run(serve(args.gate_ms, decode=args.clip is not None))
         return 0
     report = run(args)
     print(f"{args.sessions} sessions, a gate of {args.gate_ms:g} ms; ", end="")
