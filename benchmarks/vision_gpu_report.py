@@ -7,8 +7,6 @@ from typing import Any, Final
 
 GATE_RATIO: Final = 1.2
 """The gate of the 100th segment over that of the first, at most."""
-TOKENS_RATIO: Final = 3.0
-"""Visual tokens of frames over those of canvases, at least, for the same windows."""
 OVERHEAD_MS: Final = 2.0
 """The adapter over bare vLLM, at most: first token, a token, an abort."""
 KEPT_MS: Final = 1000.0
@@ -47,14 +45,6 @@ def verdicts(report: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
         ratio = line["last_ms"] / line["first_ms"]
         what = f"gate, {line['images']} images: segment {line['segments']} over the first ≤ {GATE_RATIO}"
         yield what, f"{ratio:.2f}", ratio <= GATE_RATIO
-    shown = {
-        (line["window_ms"], line["backend"]): line["tokens_a_window"] for line in lines(report, "sessions")
-    }
-    for (window_ms, backend), tokens in shown.items():
-        if backend == "codec" and (window_ms, "frames") in shown:
-            ratio = shown[window_ms, "frames"] / max(1, tokens)
-            what = f"visual tokens of frames over canvases, windows of {window_ms / 1000:g} s"
-            yield what, f"{ratio:.2f}", True
     for line in lines(report, "answer"):
         first = added_ms(line)
         each = line["session_each_ms"] - line["bare_each_ms"]

@@ -138,11 +138,9 @@ def hour(report: dict[str, Any]) -> str:
     return table(["an hour of", "samples off", "memory growth", "faster than real time"], rows)
 
 
-def tts_gpu_report() -> ModuleType:
-    """The benchmark's own tables."""
-    spec = importlib.util.spec_from_file_location(
-        "tts_gpu_report", HERE.parents[1] / "benchmarks" / "tts_gpu_report.py"
-    )
+def benchmark(name: str) -> ModuleType:
+    """A benchmark's own tables."""
+    spec = importlib.util.spec_from_file_location(name, HERE.parents[1] / "benchmarks" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -154,7 +152,7 @@ def tts_gpu(section: str) -> Callable[[dict[str, Any]], str]:
     """One table of the GPU benchmark; the section's plot below it, where there is one."""
 
     def render(report: dict[str, Any]) -> str:
-        _, table_of = tts_gpu_report().TABLES[section]
+        _, table_of = benchmark("tts_gpu_report").TABLES[section]
         shown: str = table_of(report)
         plot = {"frame": "tts_gpu_frame.png", "latency": "tts_gpu_first_audio.png"}.get(section)
         if plot is not None and (HERE / plot).exists():
@@ -165,8 +163,15 @@ def tts_gpu(section: str) -> Callable[[dict[str, Any]], str]:
 
 
 def tts_gpu_bounds(report: dict[str, Any]) -> str:
-    module = tts_gpu_report()
+    module = benchmark("tts_gpu_report")
     return f"{module.verdict_table(report)}\n\n{module.machine_words(report)}"
+
+
+def vision_gpu(report: dict[str, Any]) -> str:
+    shown: str = benchmark("vision_gpu_report").text(report)
+    at = report["machine"]
+    words = f"{at['device']}, torch {at['torch']}, Python {at['python']}, {at['cores']} cores."
+    return f"{shown}\n\n{words}"
 
 
 PARTS = {
@@ -181,6 +186,7 @@ PARTS = {
         f"tts {section}": ("tts_gpu.json", tts_gpu(section))
         for section in ("frame", "codec", "peers", "latency", "load", "cancel", "exact")
     },
+    "vision": ("vision_gpu.json", vision_gpu),
 }
 
 
