@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from fake_speech import MS_PER_CHARACTER, FakeFace, FakeSpeechAdapter
 from gateway_peer import PATIENCE_S, Peer
 from mage_fakes import Fakes, happens, until
 
+from duplex.adapters.spoken import SpeechStage, Spoken
 from duplex.server.run import Gateway
 
 StartGateway = Callable[..., Awaitable[Gateway]]
@@ -317,3 +319,50 @@ async def test_a_realtime_client_shows_a_picture_and_asks(start_gateway: StartGa
     assert [m["delta"] for m in peer.of("response.output_text.delta")] == ["a ", "dog ", "runs"]
     (prompt,) = fakes.engine.prompts
     assert (prompt["question"], len(prompt["pictures"])) == ("What is it?", 1)
+
+
+# --- a voice ------------------------------------------------------------------------------------------
+
+
+async def test_a_spoken_comment_is_cut_with_its_writing(start_gateway: StartGateway) -> None:
+    fakes = Fakes(0.0)
+    face = FakeFace(gate=asyncio.Semaphore(1))
+    gateway = await start_gateway(Spoken(fakes.adapter, SpeechStage(FakeSpeechAdapter(face))))
+    peer = await connect(gateway, output_modalities="text,audio")
+    assert peer.created["capabilities"]["output_modalities"] == ["text", "audio"]
+    await show(peer, "a")
+    await peer.expect("gate.score")
+    fakes.engine.words = "One dog. Two dogs. Three dogs."
+    await peer.send("response.create")
+    await peer.expect("response.delta", modality="audio")  # the first sentence; the second is being spoken
+    fakes.engine.gate = asyncio.Semaphore(0)
+    await until(lambda: face.started == ["One dog. ", "Two dogs. "])
+    await peer.send("response.cancel")
+    await peer.expect("response.cancelled", response_index=1)
+    await happens(face.stopped)
+    await until(lambda: not fakes.engine.running)
+    face.gate = fakes.engine.gate = None
+    fakes.engine.words = "Four dogs."
+    await peer.send("response.create")
+    await peer.expect("response.done", response_index=2)
+    assert "".join(text_of_kind(peer, 2, "text")) == "Four dogs."
+    assert face.started[2:] == ["Four dogs."]
+    assert peer.audio_ms(2) == len("Four dogs.") * MS_PER_CHARACTER
+    cut = peer.log.index(peer.of("response.cancelled")[0])
+    assert not [m for m in peer.log[cut:] if m.get("response_index") == 1 and m["type"] == "response.delta"]
+
+
+async def test_a_session_with_a_voice_may_have_text_alone(start_gateway: StartGateway) -> None:
+    fakes = Fakes(0.9)
+    face = FakeFace()
+    gateway = await start_gateway(Spoken(fakes.adapter, SpeechStage(FakeSpeechAdapter(face))))
+    peer = await connect(gateway)
+    await show(peer, "a")
+    await peer.expect("response.done", response_index=1)
+    assert {m["modality"] for m in peer.of("response.delta")} == {"text"}
+    assert face.started == []
+
+
+def text_of_kind(peer: Peer, index: int, modality: str) -> list[str]:
+    deltas = [m for m in peer.of("response.delta") if m["response_index"] == index]
+    return [m["data"] for m in deltas if m["modality"] == modality]
