@@ -6,7 +6,6 @@ the decoder in vLLM's engine core, or on a server.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
@@ -31,7 +30,7 @@ _SEES = (Modality.TEXT, Modality.IMAGE, Modality.VIDEO)
 
 
 class MageVl:
-    """The adapter: its parts, started and stopped together, and the threads that prepare windows."""
+    """The adapter: its parts, started and stopped together. `pool`: threads that some of them use."""
 
     def __init__(
         self,
@@ -46,14 +45,14 @@ class MageVl:
         self.options = options
         self.engine = engine
         self.sight = sight
-        self._pool = pool or ThreadPoolExecutor(options.workers, "mage-vl-windows")
+        self._backend = backend
+        self._pool = pool
         self._writing = ThreadPoolExecutor(_WRITERS, "mage-vl-writing")
         self._parts = Parts(
             engine=engine,
             sight=sight,
             backend=backend,
             writer=writer,
-            pool=self._pool,
             writing=self._writing,
             limits=options.limits,
         )
@@ -68,19 +67,23 @@ class MageVl:
 
     @property
     def healthy(self) -> bool:
-        """The eye and the decoder are up."""
-        return self._up and self.engine.healthy and self.sight.healthy
+        """The eye and the decoder are up, and windows can be prepared."""
+        return self._up and all(part.healthy for part in self._watched)
 
     @property
     def fault(self) -> str | None:
         """What is wrong with what is down."""
-        faults = [part.fault for part in (self.engine, self.sight) if not part.healthy and part.fault]
+        faults = [part.fault for part in self._watched if not part.healthy and part.fault]
         return "; ".join(faults) or None
 
+    @property
+    def _watched(self) -> tuple[LanguageEngine | Sight | Backend, ...]:
+        return self.engine, self.sight, self._backend
+
     def figures(self) -> Iterable[Figure]:
-        """The decoder's and the eye's, for `/metrics`, and what sessions gave up."""
-        yield from self.engine.figures()
-        yield from self.sight.figures()
+        """All parts', for `/metrics`, and what sessions gave up."""
+        for part in self._watched:
+            yield from part.figures()
         yield Figure(
             name="windows_coalesced",
             kind="counter",
@@ -89,13 +92,13 @@ class MageVl:
         )
 
     async def start(self) -> None:
-        """Load both. The eye first: vLLM takes its share of the GPU's memory from what is left.
+        """Load all. The eye first: vLLM takes its share of the GPU's memory from what is left.
 
         Raises:
             DuplexError: a part cannot start: what it says; none is left running.
         """
         try:
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._parts.backend.start)
+            await self._backend.start()
             await self.sight.start()
             await self.engine.start()
         except BaseException:
@@ -110,14 +113,18 @@ class MageVl:
         return MageSession(self._parts, request.settings)
 
     async def stop(self) -> None:
-        """End both. Sessions must be closed before."""
+        """End all. Sessions must be closed before."""
         self._up = False
         try:
             await self.engine.stop()
         finally:
-            await self.sight.stop()
-            for pool in (self._pool, self._writing):
-                pool.shutdown(wait=False, cancel_futures=True)
+            try:
+                await self.sight.stop()
+            finally:
+                await self._backend.stop()
+                for pool in (self._pool, self._writing):
+                    if pool is not None:
+                        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def create(options: Mapping[str, Any]) -> Adapter:
@@ -146,7 +153,7 @@ def create(options: Mapping[str, Any]) -> Adapter:
         read,
         engine=engine,
         sight=building.sight(read, folder, pool),
-        backend=building.Windows(read.window_options),
+        backend=building.Windows(read, pool),
         writer=writer,
         pool=pool,
     )

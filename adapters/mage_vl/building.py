@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +16,10 @@ from duplex.adapters.mage_vl.eyes import FrameSight, ModelSight
 from duplex.adapters.mage_vl.options import MageOptions, RemoteOptions, VoiceOptions
 from duplex.adapters.mage_vl.ports import Sight, Stream
 from duplex.adapters.mage_vl.weights import GATE_FILE, find_checkpoint, read_checked
-from duplex.adapters.mage_vl.windows.backends import WindowOptions, check, open_windows, wants_codec
+from duplex.adapters.mage_vl.windows.backends import wants_codec
 from duplex.adapters.mage_vl.windows.pairing import Pairing
+from duplex.adapters.mage_vl.windows.preparers import Preparers
+from duplex.adapters.mage_vl.windows.preparing import Threads
 from duplex.adapters.speech import SpeechRequest
 from duplex.adapters.spoken import SpeechStage, load_speech
 from duplex.core.errors import DuplexError, ErrorCode
@@ -27,22 +30,33 @@ _DECODING = ("torch", "transformers", "vllm")
 
 
 class Windows:
-    """The `Backend` that the options name."""
+    """The `Backend` that the options name: windows are prepared by processes, or by threads of the pool where
+    there are to be none, or where another program does the work (`cv-preinfer`)."""
 
-    def __init__(self, options: WindowOptions) -> None:
-        self.options = options
-        self.takes_codec = wants_codec(options)
+    def __init__(self, options: MageOptions, pool: Executor) -> None:
+        read = options.window_options
+        made: Threads | Preparers
+        if options.preparers == 0 or read.backend == "cv-preinfer":
+            made = Threads.of(read, pool)
+        else:
+            made = Preparers(read, options.preparers)
+        self.takes_codec = wants_codec(read)
+        self._wait_s = read.side_information_wait_s
+        self._made = made
+        self.start, self.stop = made.start, made.stop
+        self.open: Callable[[], Stream] = made.open
+        self.figures = made.figures
 
-    def start(self) -> None:
-        check(self.options)
+    @property
+    def healthy(self) -> bool:
+        return self._made.healthy
 
-    def open(self) -> Stream:
-        return open_windows(self.options)
+    @property
+    def fault(self) -> str | None:
+        return self._made.fault
 
     def pairing(self) -> Pairing | None:
-        if not self.takes_codec:
-            return None
-        return Pairing(wait_s=self.options.side_information_wait_s)
+        return Pairing(wait_s=self._wait_s) if self.takes_codec else None
 
 
 def require(options: MageOptions) -> None:

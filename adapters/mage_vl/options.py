@@ -89,7 +89,10 @@ class MageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_new_tokens: most tokens of a comment or an answer.
         temperature, seed: of the draws; 0 takes the likeliest token.
         answer_wait_s: how long an answer waits for windows before the question to be looked at.
-        threads: that prepare windows, for all sessions; 0: one for each core, at most four.
+        preparers: processes that prepare windows, for all sessions; None: half as many as there are cores,
+            from one to eight; 0: none, this process does it, in `threads`.
+        threads: that make JPEGs for a server, and prepare windows without `preparers` or with `cv-preinfer`;
+            0: one for each core, at most four.
         eye_threads: torch's threads of an eye on the CPU; None: torch's choice.
         engine: vLLM's own engine arguments, by their names.
         remote: decode on a server instead.
@@ -116,6 +119,7 @@ class MageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     temperature: float = 0.0
     seed: int | None = None
     answer_wait_s: float = 10.0
+    preparers: int | None = None
     threads: int = 0
     eye_threads: int | None = None
     engine: dict[str, Any] = {}
@@ -151,7 +155,7 @@ class MageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def workers(self) -> int:
-        """Threads that prepare windows."""
+        """Threads that do what `threads` says."""
         return self.threads or min(4, os.cpu_count() or 1)
 
     @property
@@ -215,6 +219,7 @@ def _check(read: MageOptions) -> None:
         ("max_new_tokens", read.max_new_tokens >= 1, "is 1 or more"),
         ("temperature", 0 <= read.temperature <= 2, "is from 0 to 2"),
         ("answer_wait_s", isfinite(read.answer_wait_s) and read.answer_wait_s > 0, "is above 0"),
+        ("preparers", read.preparers is None or 0 <= read.preparers <= 64, "is from 0 to 64"),
         ("threads", read.threads >= 0, "is 0 or more"),
         ("eye_threads", read.eye_threads is None or read.eye_threads >= 1, "is 1 or more"),
         ("start_timeout_s", read.start_timeout_s > 0, "is above 0"),

@@ -20,10 +20,10 @@ Media: TypeAlias = VideoWindow | ImageWindow | CodecWindow
 
 
 class Stream(Protocol):
-    """One session's windows on their way to segments. `see`, `finish` and `reset` block; they are called one
-    at a time, in order, from any thread."""
+    """One session's windows on their way to segments. One at a time, in order; nothing here holds up the
+    loop, which alone calls."""
 
-    def see(self, window: Visible, codec: CodecWindow | None = None) -> VisualInput | None:
+    async def see(self, window: Visible, codec: CodecWindow | None = None) -> VisualInput | None:
         """The segment of a window, with the side information that the client sent for it; None: all of it is
         held back until more comes.
 
@@ -32,7 +32,7 @@ class Stream(Protocol):
         """
         ...
 
-    def finish(self) -> VisualInput | None:
+    async def finish(self) -> VisualInput | None:
         """The input has ended: what was held back."""
         ...
 
@@ -46,16 +46,24 @@ class Stream(Protocol):
 
 
 class Backend(Protocol):
-    """How windows become segments."""
+    """How windows become segments: `healthy` and `fault` as in `duplex.adapters.health`."""
+
+    @property
+    def healthy(self) -> bool: ...
+
+    @property
+    def fault(self) -> str | None: ...
 
     @property
     def takes_codec(self) -> bool:
         """Clients may send side information of their own: `codec_window`."""
         ...
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Raise `DuplexError(BAD_CONFIG)` with what to install where a piece is missing."""
         ...
+
+    async def stop(self) -> None: ...
 
     def open(self) -> Stream:
         """For one session."""
@@ -64,6 +72,8 @@ class Backend(Protocol):
     def pairing(self) -> Pairing | None:
         """For one session: windows and the client's side information for them; None: there is none."""
         ...
+
+    def figures(self) -> Iterable[Figure]: ...
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True, eq=False):

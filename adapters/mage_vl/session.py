@@ -58,7 +58,6 @@ class Parts:
     sight: Sight
     backend: Backend
     writer: Writer
-    pool: Executor
     writing: Executor
     limits: Limits
     tally: Tally = field(default_factory=Tally)
@@ -111,7 +110,6 @@ class MageSession(BaseSession):
             parts.backend.open(),
             parts.backend.pairing(),
             eye,
-            parts.pool,
             seen=self._seen,
             tell=self._tell,
         )

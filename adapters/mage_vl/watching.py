@@ -1,4 +1,4 @@
-"""One session's input: windows are prepared in a pool, looked at one at a time, and the newest one wins.
+"""One session's input: windows are prepared and looked at, one at a time, and the newest one wins.
 
 Nothing here waits for the model but its own two tasks. While a segment is being looked at, at most the newest
 one of the video waits; older ones are given up for it, and told as coalesced.
@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -62,7 +61,6 @@ class Watching:
 
     Args:
         stream, pairing, eye: its own.
-        pool: where windows are prepared, shared with other sessions.
         seen: called on the loop with each segment that was looked at.
         tell: called on the loop with lag and refused windows.
     """
@@ -72,12 +70,11 @@ class Watching:
         stream: Stream,
         pairing: Pairing | None,
         eye: Eye,
-        pool: Executor,
         *,
         seen: Callable[[Glance], None],
         tell: Callable[[Signal], None],
     ) -> None:
-        self._stream, self._pairing, self._eye, self._pool = stream, pairing, eye, pool
+        self._stream, self._pairing, self._eye = stream, pairing, eye
         self._seen, self._tell = seen, tell
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
@@ -93,7 +90,6 @@ class Watching:
         """Serial of the last window that was taken."""
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._more, self._look_more = asyncio.Event(), asyncio.Event()
-        self._job: Future[VisualInput | None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
 
@@ -142,7 +138,7 @@ class Watching:
             self._waiters = [(s, w) for s, w in self._waiters if w is not waiter]
 
     async def close(self) -> None:
-        """Stop and forget everything. Does not wait for what the eye or a thread is doing."""
+        """Stop and forget everything. Does not wait for what is being prepared or looked at."""
         self._closed = True
         self._eye.close()
         self._stream.close()
@@ -205,10 +201,12 @@ class Watching:
             await self._more.wait()
 
     async def _prepare(self, window: _Window) -> None:
-        dropped, self._dropped = self._dropped, False
+        stream, media = self._stream, window.media
+        if self._dropped:
+            self._dropped = False
+            stream.reset()
         try:
-            self._job = self._pool.submit(_see, self._stream, window, dropped)
-            segment = await asyncio.wrap_future(self._job)
+            segment = await (stream.finish() if media is None else stream.see(media, window.codec))
         except DuplexError as error:
             self._tell(InputRejected(code=error.code, message=error.message))
         except Exception:
@@ -277,13 +275,6 @@ class Watching:
         for serial, waiter in self._waiters:
             if serial <= done and not waiter.done():
                 waiter.set_result(None)
-
-
-def _see(stream: Stream, window: _Window, dropped: bool) -> VisualInput | None:
-    """In a thread."""
-    if dropped:
-        stream.reset()
-    return stream.finish() if window.media is None else stream.see(window.media, window.codec)
 
 
 def timeless(glance: Glance) -> Glance:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +16,8 @@ from duplex.adapters.mage_vl.adapter import MageVl
 from duplex.adapters.mage_vl.options import MageOptions
 from duplex.adapters.mage_vl.ports import Draft, Glance, Picture, Visible
 from duplex.adapters.mage_vl.session import MageSession
+from duplex.adapters.mage_vl.windows.preparing import Threads
+from duplex.adapters.mage_vl.windows.source import Place
 from duplex.adapters.mage_vl.windows.types import VisualInput
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import (
@@ -79,19 +82,23 @@ class FakeBackend:
         self.resets = 0
         self.gate: Any = None
 
+        self._threads = Threads(lambda: FakeStream(self), ThreadPoolExecutor(2))
+        self.start, self.stop, self.open = self._threads.start, self._threads.stop, self._threads.open
+
+    healthy = True
+    fault = None
     takes_codec = False
-
-    def start(self) -> None:
-        return None
-
-    def open(self) -> FakeStream:
-        return FakeStream(self)
 
     def pairing(self) -> None:
         return None
 
+    def figures(self) -> Iterable[Figure]:
+        yield Figure(name="windows_prepared", kind="counter", words="W.", value=float(len(self.prepared)))
+
 
 class FakeStream:
+    place = Place()
+
     def __init__(self, backend: FakeBackend) -> None:
         self._backend = backend
         self._held: VisualInput | None = None

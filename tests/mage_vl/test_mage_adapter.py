@@ -177,7 +177,7 @@ async def test_it_is_healthy_while_both_parts_are_and_says_what_is_wrong() -> No
         fakes.sight.healthy, fakes.sight.fault = False, "the eye died"
         assert (fakes.adapter.healthy, fakes.adapter.fault) == (False, "the decoder died; the eye died")
         names = {figure.name for figure in fakes.adapter.figures()}
-        assert names == {"language_running", "sight_eyes", "windows_coalesced"}
+        assert names == {"language_running", "sight_eyes", "windows_prepared", "windows_coalesced"}
     assert not fakes.adapter.healthy
     assert (fakes.engine.stopped, fakes.sight.stopped) == (1, 1)
 

@@ -118,14 +118,15 @@ class Arena:
         return parts
 
 
-def make_file() -> int:
-    """An empty file without a name, in memory where the platform can.
+def make_file(label: str = "duplex-sight") -> int:
+    """An empty file without a name, in memory where the platform can; `label` is shown in the maps of those
+    that have it.
 
     Returns:
         Its descriptor, the caller's to close.
     """
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("duplex-sight", os.MFD_CLOEXEC)
+        return os.memfd_create(label, os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

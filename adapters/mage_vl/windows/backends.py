@@ -10,7 +10,7 @@ from duplex.adapters.mage_vl.windows.codec import CodecWindows
 from duplex.adapters.mage_vl.windows.cv_preinfer import TIMEOUT_S, PreinferWindows, find_program
 from duplex.adapters.mage_vl.windows.frames import MOST_IMAGES, FrameWindows
 from duplex.adapters.mage_vl.windows.pairing import WAIT_S
-from duplex.adapters.mage_vl.windows.source import Visible
+from duplex.adapters.mage_vl.windows.source import Place, Visible
 from duplex.adapters.mage_vl.windows.types import VisualInput
 from duplex.codecs.video import VideoLimits
 from duplex.core.types import CodecWindow
@@ -77,6 +77,11 @@ class Backend(Protocol):
         """Stop at once what runs."""
         ...
 
+    @property
+    def place(self) -> Place:
+        """Where the session's video is: another backend goes on there."""
+        ...
+
 
 def check(options: WindowOptions) -> None:
     """Make sure that the backend can run. Takes a second for `cv-preinfer`, which is tried out.
@@ -93,14 +98,17 @@ def wants_codec(options: WindowOptions) -> bool:
     return options.backend == "codec"
 
 
-def open_windows(options: WindowOptions, limits: VideoLimits | None = None) -> Backend:
-    """The backend of one session."""
+def open_windows(
+    options: WindowOptions, limits: VideoLimits | None = None, *, place: Place | None = None
+) -> Backend:
+    """The backend of one session, from its beginning or from the place where another one was."""
     if options.backend == "frames":
         return FrameWindows(
             num_frames=options.num_frames,
             target_fps=options.target_fps,
             max_pixels=options.max_pixels,
             limits=limits,
+            place=place,
         )
     if options.backend == "codec":
         return CodecWindows(
@@ -108,6 +116,7 @@ def open_windows(options: WindowOptions, limits: VideoLimits | None = None) -> B
             max_pixels=options.codec_max_pixels,
             image_max_pixels=options.max_pixels,
             limits=limits,
+            place=place,
         )
     return PreinferWindows(
         program=options.cv_preinfer or "cv-preinfer",
@@ -115,4 +124,5 @@ def open_windows(options: WindowOptions, limits: VideoLimits | None = None) -> B
         max_pixels=options.codec_max_pixels,
         image_max_pixels=options.max_pixels,
         limits=limits,
+        place=place,
     )

@@ -19,7 +19,7 @@ from duplex.adapters.mage_vl.windows.selection import (
     canvases,
 )
 from duplex.adapters.mage_vl.windows.side_information import SideInformation, read
-from duplex.adapters.mage_vl.windows.source import Segment, Source, Visible
+from duplex.adapters.mage_vl.windows.source import Place, Segment, Source, Visible
 from duplex.adapters.mage_vl.windows.types import MOST_PATCHES, PATCH, VisualInput
 from duplex.codecs.video import VideoFrame, VideoLimits
 from duplex.core.types import CodecWindow, ImageWindow
@@ -40,6 +40,7 @@ class CodecWindows:
         max_pixels: Pixels of a canvas.
         image_max_pixels: Pixels of a lone image, which is shown whole.
         limits: Bounds of a window.
+        place: Where the session's video goes on.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class CodecWindows:
         max_pixels: int,
         image_max_pixels: int,
         limits: VideoLimits | None = None,
+        place: Place | None = None,
     ) -> None:
         self._beat = None if fps is None else Beat(fps)
         self._max_pixels, self._image_max_pixels = max_pixels, image_max_pixels
         self._most_groups = min(MOST_GROUPS, max(1, MOST_PATCHES * PATCH**2 // (GROUP_IMAGES * max_pixels)))
-        self._source = Source(limits, motion=True)
+        self._source = Source(limits, motion=True, place=place)
         self._estimator = CostEstimator()
 
     def see(self, window: Visible, codec: CodecWindow | None = None) -> VisualInput | None:
@@ -87,6 +89,11 @@ class CodecWindows:
     def close(self) -> None:
         """Give up, at the next frame, what is being decoded. From any thread."""
         self._source.close()
+
+    @property
+    def place(self) -> Place:
+        """Where the session's video is."""
+        return self._source.place
 
     def _whole(self, segment: Segment) -> VisualInput | None:
         for _, frame in segment.frames():

@@ -21,7 +21,7 @@ import numpy as np
 from duplex.adapters.mage_vl.windows.codec import CodecWindows
 from duplex.adapters.mage_vl.windows.cv_preinfer_output import read_output
 from duplex.adapters.mage_vl.windows.selection import GROUP_FRAMES, GROUP_IMAGES
-from duplex.adapters.mage_vl.windows.source import Visible
+from duplex.adapters.mage_vl.windows.source import Place, Visible
 from duplex.adapters.mage_vl.windows.types import MOST_PATCHES, PATCH, VisualInput
 from duplex.codecs.video import VideoLimits
 from duplex.codecs.video_demux import probe
@@ -84,6 +84,7 @@ class PreinferWindows:
         max_pixels: Pixels of a canvas.
         image_max_pixels: Pixels of a lone image.
         limits: Bounds of a window.
+        place: Where the session's video goes on.
     """
 
     def __init__(
@@ -94,14 +95,14 @@ class PreinferWindows:
         max_pixels: int,
         image_max_pixels: int,
         limits: VideoLimits | None = None,
+        place: Place | None = None,
     ) -> None:
         self._program, self._timeout_s, self._max_pixels = program, timeout_s, max_pixels
         self._limits = limits
         patches = GROUP_IMAGES * max_pixels // PATCH**2  # of a group
         self._most_frames = max(_LEAST_GROUP, MOST_PATCHES // patches * _LEAST_GROUP)
         self._stills = CodecWindows(max_pixels=max_pixels, image_max_pixels=image_max_pixels, limits=limits)
-        self._origin_ms: float | None = None
-        self._end_ms = 0.0
+        self._origin_ms, self._end_ms = place or Place()
         self._lock = threading.Lock()
         self._running: subprocess.Popen[bytes] | None = None
         self._closed = False
@@ -161,6 +162,11 @@ class PreinferWindows:
             self._closed = True
             if self._running is not None:
                 _kill(self._running)
+
+    @property
+    def place(self) -> Place:
+        """Where the session's video is."""
+        return Place(self._origin_ms, self._end_ms)
 
     def _run(self, video: Path, out: Path, frames: int) -> None:
         command = _command(self._program, video, out, frames, self._max_pixels)

@@ -9,7 +9,7 @@ import numpy as np
 
 from duplex.adapters.mage_vl.windows.geometry import fitted, image_size, raster
 from duplex.adapters.mage_vl.windows.sampling import Beat, evenly
-from duplex.adapters.mage_vl.windows.source import Segment, Source, Visible
+from duplex.adapters.mage_vl.windows.source import Place, Segment, Source, Visible
 from duplex.adapters.mage_vl.windows.types import MOST_PATCHES, PATCH, Images, VisualInput
 from duplex.codecs.video import VideoFrame, VideoLimits
 from duplex.core.types import CodecWindow
@@ -27,6 +27,7 @@ class FrameWindows:
             gives at least one.
         max_pixels: Pixels of an image.
         limits: Bounds of a window.
+        place: Where the session's video goes on.
     """
 
     def __init__(
@@ -36,11 +37,12 @@ class FrameWindows:
         target_fps: float | None,
         max_pixels: int,
         limits: VideoLimits | None = None,
+        place: Place | None = None,
     ) -> None:
         self._num = min(num_frames, MOST_IMAGES)
         self._beat = None if target_fps is None else Beat(target_fps)
         self._max_pixels = max_pixels
-        self._source = Source(limits, motion=False)
+        self._source = Source(limits, motion=False, place=place)
 
     def see(self, window: Visible, codec: CodecWindow | None = None) -> VisualInput | None:
         """The window's frames; None while the decoder holds all of them back. `codec` is not used.
@@ -61,6 +63,11 @@ class FrameWindows:
     def close(self) -> None:
         """Give up, at the next frame, what is being decoded. From any thread."""
         self._source.close()
+
+    @property
+    def place(self) -> Place:
+        """Where the session's video is."""
+        return self._source.place
 
     def _collect(self, segment: Segment) -> VisualInput | None:
         kept: list[tuple[int, float, Images]] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,14 @@ from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import ImageWindow, VideoWindow
 
 Visible: TypeAlias = VideoWindow | ImageWindow
+
+
+class Place(NamedTuple):
+    """Where a session's video is, in ms on the client's clock: its origin, None before its first frame, and
+    the end of its last window."""
+
+    origin_ms: float | None = None
+    end_ms: float = 0.0
 
 
 class Segment:
@@ -69,19 +77,25 @@ class Source:
     Args:
         limits: Bounds of a window; the defaults of `VideoLimits` when None.
         motion: Export motion vectors.
+        place: Where the video goes on, after another source of this session.
     """
 
-    def __init__(self, limits: VideoLimits | None, *, motion: bool) -> None:
+    def __init__(self, limits: VideoLimits | None, *, motion: bool, place: Place | None = None) -> None:
         self._video = VideoStream(limits, motion=motion)
         # a still between two pieces of one stream must not end that stream
         self._stills = VideoStream(limits, motion=False)
-        self._origin_ms: float | None = None
+        self._origin_ms, self._video.end_ms = place or Place()
         self._closed = False
 
     @property
     def origin_ms(self) -> float:
         """Where the session's video begins on the client's clock."""
         return self._origin_ms or 0.0
+
+    @property
+    def place(self) -> Place:
+        """Where the video is."""
+        return Place(self._origin_ms, max(self._video.end_ms, self._stills.end_ms))
 
     def begin(self, pts_ms: float) -> None:
         """A frame is at this time; the first one is the session's origin."""
