@@ -33,6 +33,10 @@ from duplex.runtime.tasks import bounded, give_up
 log = logging.getLogger("duplex.gateway")
 
 
+_VIDEO_MODEL = "mage-vl"
+"""The endpoint for video is named after it."""
+
+
 class Status(StrEnum):
     """What `/ready` says."""
 
@@ -310,11 +314,13 @@ class Gateway:
 
     @property
     def default_video_model(self) -> str | None:
-        """The model of `/v1/mage-vl/duplex`: as configured, else the first that takes video."""
-        takes_video = (
+        """The model of `/v1/mage-vl/duplex`: as configured, else the one that it is named after, else the
+        first that takes video."""
+        takes_video = [
             id for id, adapter in self.adapters.items() if Modality.VIDEO in adapter.info.input_modalities
-        )
-        return self.config.default_video_model or next(takes_video, None)
+        ]
+        named = _VIDEO_MODEL if _VIDEO_MODEL in takes_video else next(iter(takes_video), None)
+        return self.config.default_video_model or named
 
     def _check_defaults(self) -> None:
         for key in ("default_model", "default_video_model"):

@@ -17,6 +17,7 @@ from fake_speech import MS_PER_CHARACTER, FakeFace, FakeSpeechAdapter
 from gateway_peer import PATIENCE_S, Peer
 from mage_fakes import Fakes, happens, until
 
+from duplex.adapters.scripted import ScriptedAdapter, ScriptedOptions
 from duplex.adapters.spoken import SpeechStage, Spoken
 from duplex.server.run import Gateway
 
@@ -66,6 +67,15 @@ async def test_a_session_says_what_the_model_is(start_gateway: StartGateway) -> 
     await peer.send("input.append", modality="audio", data="AAAA")
     error = await peer.expect("error")
     assert error["message"] == "unsupported input modality: audio"
+
+
+async def test_the_endpoint_s_model_is_the_one_that_it_is_named_after(start_gateway: StartGateway) -> None:
+    other = ScriptedAdapter(ScriptedOptions(id="another"))
+    gateway = await start_gateway(other, Fakes().adapter)
+    assert (await connect(gateway)).created["model"] == "mage-vl"
+    assert (await connect(gateway, model="another")).created["model"] == "another"
+    alone = await start_gateway(ScriptedAdapter(ScriptedOptions(id="another")))
+    assert (await connect(alone)).created["model"] == "another"
 
 
 async def test_the_gate_speaks_unasked_token_by_token(start_gateway: StartGateway) -> None:
