@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -254,6 +255,25 @@ async def test_windows_that_stay_are_not_read_again(
     assert found == shared // block * block
     visual = [tokens_of(visual, reference) for visual in windows]
     assert answer == expected(later, visual, config, reference)
+
+
+async def test_prompts_that_are_given_up_leave_their_pictures_as_they_were(
+    mage_engine: VllmEngine, writer: ChatWriter, config: MageConfig, reference: mage_reference.Reference
+) -> None:
+    """Cancelled before the engine has them, while it looks, and while it answers."""
+    windows = [window(seed, frames=4, height=128, width=128) for seed in (50, 51)]
+    draft = writer.draft([picture for visual in windows for picture in pixels_of(visual)], "what?")
+    for turns in (0, 1, 2, 3, 5, 8):
+        asking = asyncio.create_task(greedy(mage_engine, draft))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})
+    begun = mage_engine.generate(draft.prompt, Sampling(max_tokens=LENGTH, ignore_end=True))
+    async with contextlib.aclosing(begun):
+        await anext(begun)
+    visual = [tokens_of(visual, reference) for visual in windows]
+    assert await greedy(mage_engine, draft) == expected(draft, visual, config, reference)
 
 
 async def test_another_picture_of_the_same_shape_is_not_taken_for_it(
