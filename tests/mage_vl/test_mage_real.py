@@ -9,6 +9,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from mage_rig import CONTEXT, FRAMES, Rig, resident_bytes, rigged, until
 from video_clips import encode, moving_square
 
 from duplex.adapters.mage_vl.tiny import write_tiny_checkpoint
+from duplex.cli import main
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -94,6 +96,27 @@ async def test_pictures_and_clips_are_answered(rig: Rig) -> None:
     await peer.send("response.create")
     assert still_text
     assert await text_of(peer, 2)
+
+
+async def test_duplex_watch_shows_a_picture_a_whole_clip_and_a_stream(
+    rig: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture, clip = tmp_path / "picture.jpg", tmp_path / "clip.mp4"
+    picture.write_bytes(FRAMES[0])
+    clip.write_bytes(encode(moving_square(30), fps=15))
+
+    async def lines(*words: str) -> list[str]:
+        """Of the command, which has an event loop of its own."""
+        command = ["watch", *words, "--url", rig.gateway.ws_url, "--model", "mage-vl"]
+        assert await asyncio.to_thread(main, command) == 0
+        return capsys.readouterr().out.splitlines()
+
+    assert any(await lines(str(picture)))
+    question, *answer = await lines(str(clip), "--whole", "--ask", "What?")
+    assert question == "> What?"
+    assert any(answer)
+    stream = await lines(str(clip), "--ask", "What?", "--speed", "max")
+    assert "  answer: " in stream[-1]
 
 
 async def test_a_cancel_stops_the_engine_s_work(rig: Rig) -> None:
