@@ -7,7 +7,7 @@ The Mage-VL adapter with a gate that takes `--gate-ms` for each window and a dec
 5 ms, so that what is measured is the gateway. Every session shows a window each 200 ms, so that its gate is
 always behind, asks questions, and cancels what comes of them: some while the answer still waits for the gate,
 some while it is written. With `--clip` the windows are a second of that clip each, in real time, and are
-decoded in the gateway's threads by the `codec` backend. The server has one core, the client another, where
+decoded by the `codec` backend in its own processes. The server has one core, the client another, where
 there are two.
 
 * *gateway*: from reading `response.cancel` until `response.cancelled` is written to the socket;
@@ -32,6 +32,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,7 +45,6 @@ from duplex.adapters.mage_vl.building import Windows
 from duplex.adapters.mage_vl.chat import ServerWriter
 from duplex.adapters.mage_vl.options import MageOptions
 from duplex.adapters.mage_vl.ports import Backend, Glance, Picture, Stream, Visible
-from duplex.adapters.mage_vl.windows.backends import WindowOptions
 from duplex.adapters.mage_vl.windows.types import VisualInput
 from duplex.codecs.video_split import split_clip
 from duplex.config import ServerConfig
@@ -141,16 +141,23 @@ class SlowSight:
 class Plain:
     """Windows that need no decoding."""
 
+    healthy = True
+    fault = None
     takes_codec = False
 
-    def start(self) -> None: ...
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
     def open(self) -> Stream:
         return self
 
     def pairing(self) -> None: ...
 
-    def see(self, window: Visible, codec: CodecWindow | None = None) -> VisualInput | None:
+    def figures(self) -> Iterable[Figure]:
+        return ()
+
+    async def see(self, window: Visible, codec: CodecWindow | None = None) -> VisualInput | None:
         return VisualInput(
             images=np.zeros((1, 32, 32, 3), np.uint8),
             positions=np.zeros((1, 2, 2, 3), np.int32),
@@ -160,7 +167,7 @@ class Plain:
             duration_ms=200.0,
         )
 
-    def finish(self) -> VisualInput | None: ...
+    async def finish(self) -> VisualInput | None: ...
 
     def reset(self) -> None: ...
 
@@ -170,8 +177,8 @@ class Plain:
 async def serve(gate_ms: float, *, decode: bool) -> None:
     """Until standard input ends; then what was measured, as JSON."""
     engine, sight = Paced(), SlowSight(gate_ms / 1000)
-    options = MageOptions(model="none", threads=1, max_new_tokens=2000, answer_wait_s=60.0)
-    backend: Backend = Windows(WindowOptions()) if decode else Plain()
+    options = MageOptions(model="none", max_new_tokens=2000, answer_wait_s=60.0)
+    backend: Backend = Windows(options, ThreadPoolExecutor(1)) if decode else Plain()
     adapter = MageVl(options, engine=engine, sight=sight, backend=backend, writer=ServerWriter())
     took_ms: list[float] = []
     busy: list[int] = []
@@ -296,7 +303,7 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=32)
     parser.add_argument("--cancels", type=int, default=40, help="of each session")
     parser.add_argument("--gate-ms", type=float, default=500.0)
-    parser.add_argument("--clip", metavar="FILE", help="windows of this clip, decoded in the gateway")
+    parser.add_argument("--clip", metavar="FILE", help="windows of this clip, decoded beside the gateway")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
