@@ -70,7 +70,8 @@ def block_scores(costs: NDArray[Any]) -> NDArray[np.float32]:
     """
     logs = np.log1p(costs, dtype=np.float32)
     place = round((logs.size - 1) * _PERCENTILE / 100)
-    full = max(float(np.partition(logs.ravel(), place)[place]), _LEAST_COST)
+    # sorted, not partitioned: that is slow where many are equal, as of a still scene
+    full = max(float(np.sort(logs, axis=None)[place]), _LEAST_COST)
     shares = np.minimum(logs / np.float32(full), np.float32(1))
     per = BLOCK // CELL
     rows, columns = shares.shape[0] // per, shares.shape[1] // per
@@ -120,4 +121,8 @@ def _usable(group: list[Candidate]) -> list[Candidate]:
 
 
 def _shows_something(image: Images) -> bool:
-    return bool(image[::CELL, ::CELL].std(axis=(0, 1)).max() > _FLAT)
+    levels = image[::CELL, ::CELL].transpose(2, 0, 1).reshape(3, -1).astype(np.float64)
+    count = levels.shape[1]
+    # exact: sums of whole numbers
+    spreads = count * np.einsum("ij,ij->i", levels, levels) - levels.sum(1) ** 2
+    return bool(spreads.max() > (_FLAT * count) ** 2)
