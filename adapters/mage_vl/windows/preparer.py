@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Final
 
@@ -58,18 +58,17 @@ class Preparer(Lives[PreparerReady]):
 
     Args:
         spec: of the worker; its options are those of the streams.
-        copier: threads that copy to and from the shared memory.
+        counts: of all preparers.
     """
 
-    def __init__(
-        self, name: str, spec: WorkerSpec, settings: EngineSettings, *, copier: Executor, counts: Counts
-    ) -> None:
+    def __init__(self, name: str, spec: WorkerSpec, settings: EngineSettings, counts: Counts) -> None:
         super().__init__(name, spec, settings, kind=_KIND)
         self.sessions = 0
         self.stats: PreparerStats | None = None
         """The last that it told; None: it is down."""
         self._plain_spec = spec
-        self._copier, self._counts = copier, counts
+        self._counts = counts
+        self._copier: ThreadPoolExecutor | None = None  # one thread: windows keep their order
         self._file: int | None = None
         self._slots: Slots | None = None
         self._free: list[int] = []
@@ -90,6 +89,7 @@ class Preparer(Lives[PreparerReady]):
         self._file = make_slots(_SLOTS)
         try:
             self._slots, self._free = Slots(self._file, _SLOTS), list(range(_SLOTS))
+            self._copier = ThreadPoolExecutor(1, "windows-copy")
             self._fds = (self._file,)
             host = HostOptions(
                 memory=self._file, slots=_SLOTS, threads=THREADS, streams=self._plain_spec.options
@@ -109,7 +109,12 @@ class Preparer(Lives[PreparerReady]):
         self._release()
 
     def _release(self) -> None:
-        self._slots = None
+        copier, self._copier = self._copier, None
+        if copier is not None:
+            copier.shutdown(wait=False)
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.close()
         if self._file is not None:
             os.close(self._file)
             self._file = None

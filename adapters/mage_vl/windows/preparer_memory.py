@@ -47,6 +47,11 @@ class Slots:
         self._map = mmap.mmap(fd, count * SLOT_BYTES)
         self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
+    def close(self) -> None:
+        """Nobody uses it any more."""
+        self._bytes = np.zeros(0, np.uint8)
+        self._map.close()
+
     def put(self, slot: int, parts: Sequence[bytes]) -> None:
         """Copy bytes in, one after the other.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any, Final
 
@@ -35,7 +34,6 @@ SETTINGS: Final = EngineSettings(
 )
 _WORKER: Final = WorkerSettings(stats_s=1, stuck_s=180)  # above what decoding one window may take
 _ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_COPIERS: Final = 2
 
 
 def usual_count() -> int:
@@ -78,7 +76,6 @@ class Preparers:
     ) -> None:
         self.counts = Counts()
         self._options = options
-        self._copier: ThreadPoolExecutor | None = None
         self._spec = WorkerSpec(
             factory=factory,
             options=msgspec.to_builtins(options),
@@ -97,15 +94,8 @@ class Preparers:
             DuplexError: a piece is missing, or one cannot start. None is left running.
         """
         await asyncio.get_running_loop().run_in_executor(None, check, self._options)
-        self._copier = ThreadPoolExecutor(_COPIERS, "windows-copy")
         self.preparers = tuple(
-            Preparer(
-                f"windows preparer {number + 1}",
-                self._spec,
-                self._settings,
-                copier=self._copier,
-                counts=self.counts,
-            )
+            Preparer(f"windows preparer {number + 1}", self._spec, self._settings, self.counts)
             for number in range(self._processes)
         )
         try:
@@ -122,9 +112,6 @@ class Preparers:
     async def stop(self) -> None:
         """End them all."""
         await asyncio.gather(*(preparer.stop() for preparer in self.preparers))
-        if self._copier is not None:
-            self._copier.shutdown(wait=False)
-            self._copier = None
 
     def open(self) -> PreparedStream:
         """For one session. Close it."""
