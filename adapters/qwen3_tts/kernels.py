@@ -21,6 +21,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
+def _fetch(at):
+    """Ask for the lines at these addresses in the second-level cache. Nothing waits for them."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _sums(
     x, w, rows, k, ns, ms, start,
     BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, SLICE: tl.constexpr, AHEAD: tl.constexpr,
@@ -44,13 +52,20 @@ def _sums(
     if PDL:
         gdc_wait()
     sums = tl.zeros([BN, BM], dtype=tl.float32)
-    sums = tl.dot(w0, tl.load(x_at, mask=here, other=0.0), sums, input_precision="ieee")
+    x0 = tl.load(x_at, mask=here, other=0.0)
     if AHEAD > 1:
-        sums = tl.dot(w1, tl.load(x_at + BK, mask=here, other=0.0), sums, input_precision="ieee")
+        x1 = tl.load(x_at + BK, mask=here, other=0.0)
     if AHEAD > 2:
-        sums = tl.dot(w2, tl.load(x_at + 2 * BK, mask=here, other=0.0), sums, input_precision="ieee")
+        x2 = tl.load(x_at + 2 * BK, mask=here, other=0.0)
     if AHEAD > 3:
-        sums = tl.dot(w3, tl.load(x_at + 3 * BK, mask=here, other=0.0), sums, input_precision="ieee")
+        x3 = tl.load(x_at + 3 * BK, mask=here, other=0.0)
+    sums = tl.dot(w0, x0, sums, input_precision="ieee")
+    if AHEAD > 1:
+        sums = tl.dot(w1, x1, sums, input_precision="ieee")
+    if AHEAD > 2:
+        sums = tl.dot(w2, x2, sums, input_precision="ieee")
+    if AHEAD > 3:
+        sums = tl.dot(w3, x3, sums, input_precision="ieee")
     if SLICE > BK * AHEAD:
         for at in tl.range(BK * AHEAD, SLICE, BK, num_stages=STAGES):
             sums = tl.dot(
@@ -266,18 +281,18 @@ def attention(
     partial, q_out, out, keys, values, slots, positions, q_norm, k_norm, cosines, sines,
     shares, arrived, rows, length, eps, scale,
     SPLIT: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
-    PARTS: tl.constexpr, TOGETHER: tl.constexpr, STAGES: tl.constexpr, KEEP: tl.constexpr,
-    READ: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, STAGES: tl.constexpr, KEEP: tl.constexpr,
+    READ: tl.constexpr, FETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Queries, keys and values from the summed product; the cache; attention up to the row's own position.
 
-    The positions are taken in PARTS shares (1 or 4), whose sums are added in order. Grid (rows, KV, PARTS):
-    a block has one share of one key-value head and its GROUP query heads, and the last one to finish adds the
-    shares, (rows, KV, PARTS, 16, D + 2) float32. Or TOGETHER and grid (rows, KV): one block does all.
+    The positions are taken in PARTS shares, whose sums are added in order. Grid (rows, KV, PARTS): a block
+    has one share of one key-value head and its GROUP query heads, and the last one to finish adds the shares,
+    (rows, KV, PARTS, 16, D + 2) float32. With FETCH it asks for its share of the cache before it waits.
 
     Rows that see one another (a prompt's) need all of them in the cache before any is read: then one launch
-    has KEEP alone and leaves the queries in `q_out`, and the next has READ alone. Rows of different slots do
-    both at once.
+    has KEEP alone, in one share, and leaves the queries in `q_out`, and the next has READ alone. Rows of
+    different slots do both at once.
     """
     if PDL:
         gdc_launch_dependents()
@@ -301,6 +316,12 @@ def attention(
         k_norm_a = tl.load(k_norm + half)
         k_norm_b = tl.load(k_norm + D // 2 + half)
     if PDL:
+        if FETCH:
+            lines = tl.arange(0, BT * D // 64)
+            for start in tl.range(part * BT, position, BT * PARTS):
+                at = base + tl.minimum(start * D + lines * 64, position * D)
+                _fetch(keys + at)
+                _fetch(values + at)
         gdc_wait()
     ka = tl.zeros([D // 2, 1], dtype=keys.dtype.element_ty)
     kb = ka
@@ -313,7 +334,7 @@ def attention(
         a, b = _halves(partial, m, rows, width, (GROUP + 1) * KV + head + one, one < 1, SPLIT, D)
         va, vb = a.to(values.dtype.element_ty), b.to(values.dtype.element_ty)
         ka, kb = tl.trans(ka_row), tl.trans(kb_row)
-        if TOGETHER or part == (position // BT) % PARTS:  # one block of them writes
+        if part == (position // BT) % PARTS or not READ:  # one block of them writes
             at = base + position * D + half[None, :]
             tl.store(keys + at, ka_row)
             tl.store(keys + at + D // 2, kb_row)
@@ -338,28 +359,10 @@ def attention(
         k_at, v_at = keys + base, values + base
         out_at = out + m * (GROUP * KV * D) + (head * GROUP + group[:, None]) * D + half[None, :]
         kind = out.dtype.element_ty
-        if TOGETHER:
-            a0, b0, t0, top0 = _attend(
-                qa, qb, ka, kb, va, vb, k_at, v_at, position, scale, 0, D, BT, PARTS, STAGES, INSERT
+        if PARTS == 1:
+            a, b, total, _ = _attend(
+                qa, qb, ka, kb, va, vb, k_at, v_at, position, scale, 0, D, BT, 1, STAGES, INSERT
             )
-            top = top0
-            if PARTS > 1:
-                a1, b1, t1, top1 = _attend(
-                    qa, qb, ka, kb, va, vb, k_at, v_at, position, scale, 1, D, BT, PARTS, STAGES, INSERT
-                )
-                a2, b2, t2, top2 = _attend(
-                    qa, qb, ka, kb, va, vb, k_at, v_at, position, scale, 2, D, BT, PARTS, STAGES, INSERT
-                )
-                a3, b3, t3, top3 = _attend(
-                    qa, qb, ka, kb, va, vb, k_at, v_at, position, scale, 3, D, BT, PARTS, STAGES, INSERT
-                )
-                top = tl.maximum(tl.maximum(tl.maximum(top0, top1), top2), top3)
-            none = tl.zeros([16, D // 2], dtype=tl.float32)
-            a, b, total = _add_share(none, none, tl.zeros([16], dtype=tl.float32), a0, b0, t0, top0, top)
-            if PARTS > 1:
-                a, b, total = _add_share(a, b, total, a1, b1, t1, top1, top)
-                a, b, total = _add_share(a, b, total, a2, b2, t2, top2, top)
-                a, b, total = _add_share(a, b, total, a3, b3, t3, top3, top)
             tl.store(out_at, (a / total[:, None]).to(kind), mask=here[:, None])
             tl.store(out_at + D // 2, (b / total[:, None]).to(kind), mask=here[:, None])
         else:

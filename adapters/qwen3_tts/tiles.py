@@ -9,23 +9,24 @@ from typing import Final
 @dataclass(frozen=True, slots=True)
 class Tile:
     """`outputs` a block, `depth` values of k at a time, `ahead` of those before the wait for the activations,
-    `stages` of the rest in flight, `warps`. None of it touches the order of a sum."""
+    `stages` of the rest in flight, `warps`, `rows` a block at most. None of it touches the order of a sum."""
 
     outputs: int
     depth: int
     ahead: int
     stages: int
     warps: int
+    rows: int = 128
 
 
 _SLICES: Final = {
     (4096, 2048): 512,
     (2048, 2048): 512,
-    (2048, 6144): 512,
+    (2048, 6144): 1536,
     (3072, 2048): 512,
     (1024, 2048): 512,
-    (4096, 1024): 256,
-    (1024, 3072): 768,
+    (4096, 1024): 512,
+    (1024, 3072): 1024,
     (2048, 1024): 256,
     (3072, 1024): 256,
 }
@@ -33,31 +34,38 @@ _FEW: Final = {
     (4096, 2048): Tile(64, 256, 2, 2, 4),
     (2048, 2048): Tile(64, 256, 2, 2, 4),
     (12288, 2048): Tile(64, 128, 4, 3, 4),
-    (2048, 6144): Tile(64, 256, 2, 2, 4),
+    (2048, 6144): Tile(64, 256, 1, 3, 4),
     (3072, 2048): Tile(64, 256, 2, 2, 4),
     (1024, 2048): Tile(64, 256, 2, 2, 4),
-    (4096, 1024): Tile(64, 256, 1, 2, 4),
-    (6144, 1024): Tile(64, 256, 1, 3, 4),
-    (1024, 3072): Tile(64, 256, 3, 2, 4),
+    (4096, 1024): Tile(64, 256, 2, 2, 4),
+    (6144, 1024): Tile(64, 256, 2, 2, 4),
+    (1024, 3072): Tile(64, 256, 1, 3, 4),
     (2048, 1024): Tile(64, 256, 1, 2, 4),
     (3072, 1024): Tile(64, 256, 1, 2, 4),
 }
 _SOME: Final = {
-    (4096, 2048): Tile(64, 64, 1, 4, 4),
+    (4096, 2048): Tile(128, 128, 3, 2, 8),
     (2048, 2048): Tile(64, 128, 4, 2, 4),
     (12288, 2048): Tile(128, 128, 1, 3, 8),
-    (2048, 6144): Tile(64, 64, 2, 3, 4),
+    (2048, 6144): Tile(64, 128, 2, 3, 4),
     (3072, 2048): Tile(64, 64, 1, 4, 4),
-    (1024, 2048): Tile(64, 128, 1, 3, 4),
-    (4096, 1024): Tile(128, 128, 2, 2, 8),
+    (1024, 2048): Tile(64, 128, 4, 2, 4),
+    (4096, 1024): Tile(64, 128, 1, 3, 4),
     (6144, 1024): Tile(64, 128, 1, 4, 4),
     (1024, 3072): Tile(64, 128, 1, 4, 4),
     (2048, 1024): Tile(128, 128, 2, 2, 8),
     (3072, 1024): Tile(128, 128, 2, 2, 8),
 }
+_MORE: Final = {
+    (1024, 2048): Tile(64, 128, 4, 2, 4, rows=64),
+    (4096, 1024): Tile(64, 128, 1, 3, 4),
+    (6144, 1024): Tile(128, 64, 2, 4, 8, rows=64),
+    (1024, 3072): Tile(64, 128, 2, 3, 4, rows=64),
+}
 _MANY: Final = Tile(128, 64, 1, 3, 8)
 _FEW_ROWS: Final = 16
 _SOME_ROWS: Final = 64
+_MORE_ROWS: Final = 128
 
 
 def slice_of(n: int, k: int) -> int:
@@ -67,8 +75,8 @@ def slice_of(n: int, k: int) -> int:
 
 def tile_of(n: int, k: int, rows: int) -> Tile:
     """The cut of a product of so many rows with a weight of n by k."""
-    table = _FEW if rows <= _FEW_ROWS else _SOME if rows <= _SOME_ROWS else {}
-    tile = table.get((n, k))
+    steps = (_FEW_ROWS, _FEW), (_SOME_ROWS, _SOME), (_MORE_ROWS, _MORE)
+    tile = next((table.get((n, k)) for most, table in steps if rows <= most), None)
     if tile is not None:
         return tile
     if n % _MANY.outputs == 0 and k % 256 == 0:

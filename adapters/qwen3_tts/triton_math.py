@@ -15,6 +15,7 @@ from triton import next_power_of_2
 
 from duplex.adapters.qwen3_tts import kernels
 from duplex.adapters.qwen3_tts.device import is_over, new_event
+from duplex.adapters.qwen3_tts.one_row import OneRow
 from duplex.adapters.qwen3_tts.packing import Layer, Stack
 from duplex.adapters.qwen3_tts.sampling import MIN_FRAMES
 from duplex.adapters.qwen3_tts.tiles import slice_of, tile_of
@@ -28,14 +29,12 @@ BUCKETS: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 32
 PROMPT_BUCKETS: Final = (16, 32, 64, 128, 256)
 _PENDING: Final = 8
 """Launches whose results may be unread."""
-_PARTS: Final = 4
-"""Blocks that share the talker's positions."""
-_STEP_WARPS: Final = 2
-"""Warps of the predictor's attention, which has 16 positions at most."""
-_APART_ROWS: Final = 64
-"""Rows up to which that many blocks fill the device better than one block with all the shares."""
-_SPAN: Final = 64
+_PARTS: Final = 8
+"""Blocks that share the talker's positions. Never by the rows: it decides the rounding."""
+_SPAN: Final = 32
 """Positions that attention takes at a time."""
+_STEP_WARPS: Final = 2
+"""Warps of the predictor's attention, which has 16 positions at most and is one share."""
 
 
 def split_of(weight: Tensor) -> int:
@@ -105,6 +104,7 @@ class TritonMath:
 
         self._talker = self._work(core.weights.talker, rows)
         self._predictor = self._work(core.weights.predictor, 2 * core.max_batch)
+        self._one = OneRow(core.weights.predictor, self._predictor.x, self._predictor.partial, pdl=self._pdl)
         heads = rows * config.num_key_value_heads
         self._shares = zeros(heads * _PARTS * 16 * (config.head_dim + 2), dtype=torch.float32)
         self._arrived = zeros(heads, dtype=torch.int32)
@@ -180,7 +180,8 @@ class TritonMath:
     def _product(self, x: Tensor, weight: Tensor, out: Tensor, rows: int) -> int:
         """Partial sums of x weight into `out`; returns how many there are of each."""
         n, k = weight.shape
-        cut, tile, block = slice_of(n, k), tile_of(n, k, rows), _block(rows)
+        cut, tile = slice_of(n, k), tile_of(n, k, rows)
+        block = min(tile.rows, _block(rows))
         kernels.product[(n // tile.outputs, k // cut, -(-rows // block))](
             x, weight, out, rows, n, k, BN=tile.outputs, BM=block, BK=min(tile.depth, cut), SLICE=cut,
             AHEAD=tile.ahead, STAGES=tile.stages, PDL=self._pdl, num_warps=tile.warps, **self._launch,
@@ -193,7 +194,8 @@ class TritonMath:
 
     def _gated(self, x: Tensor, weight: Tensor, out: Tensor, rows: int) -> None:
         n, k = weight.shape
-        tile, block = tile_of(n, k, rows), _block(rows)
+        tile = tile_of(n, k, rows)
+        block = min(tile.rows, _block(rows))
         kernels.gated[(n // tile.outputs, -(-rows // block))](
             x, weight, out, rows, n, k, BN=tile.outputs, BM=block, BK=tile.depth, AHEAD=tile.ahead,
             STAGES=tile.stages, PDL=self._pdl, num_warps=tile.warps, **self._launch,
@@ -208,34 +210,36 @@ class TritonMath:
         )  # fmt: skip
 
     def _attention(
-        self, stack: Stack, layer: Layer, work: _Work, cache: tuple[Tensor, Tensor], slots: Tensor,
-        positions: Tensor, rows: int, split: int, *, apart: bool,
+        self, stack: Stack, layer: Layer, work: _Work, partial: Tensor, cache: tuple[Tensor, Tensor],
+        slots: Tensor, positions: Tensor, rows: int, split: int, *, apart: bool,
     ) -> None:  # fmt: skip
         config = stack.config
         keys, values = cache
         cos, sin = self._rotations[id(stack)]
         length = keys.shape[2]
         parts = _PARTS if length > _SPAN else 1
-        together = parts == 1 or rows > _APART_ROWS
         for keep, read in ((True, False), (False, True)) if apart else ((True, True),):
-            grid = (rows, config.num_key_value_heads, 1 if together or not read else parts)
+            grid = (rows, config.num_key_value_heads, parts if read else 1)
             kernels.attention[grid](
-                work.partial, work.q, work.attended, keys, values, slots, positions, layer.q_norm,
+                partial, work.q, work.attended, keys, values, slots, positions, layer.q_norm,
                 layer.k_norm, cos, sin, self._shares, self._arrived, rows, length, config.rms_norm_eps,
                 config.head_dim**-0.5,
                 SPLIT=split, KV=config.num_key_value_heads,
                 GROUP=config.num_attention_heads // config.num_key_value_heads, D=config.head_dim,
-                BT=min(_SPAN, length), PARTS=parts, TOGETHER=together or not read,
-                STAGES=2 if length > _SPAN else 1, KEEP=keep, READ=read, PDL=self._pdl,
-                num_warps=4 if length > _SPAN else _STEP_WARPS, **self._launch,
+                BT=min(_SPAN, length), PARTS=parts,
+                STAGES=2 if length > _SPAN else 1, KEEP=keep, READ=read,
+                FETCH=rows == 1 and parts > 1, PDL=self._pdl,
+                num_warps=1 if length > _SPAN else _STEP_WARPS, **self._launch,
             )  # fmt: skip
 
     def _layers(
         self, stack: Stack, work: _Work, cache: tuple[Tensor, Tensor], slots: Tensor, positions: Tensor,
         rows: int, *, apart: bool,
-    ) -> int:  # fmt: skip
+    ) -> tuple[int, Tensor]:  # fmt: skip
         """All layers of rows whose `x` and `normed` are there; the last product's sums are still to be added:
-        returns how many there are."""
+        returns how many there are, and what to."""
+        if rows == 1 and stack is self._core.weights.predictor:
+            return self._layers_of_one(cache, positions)
         eps = stack.config.rms_norm_eps
         split = 0
         for index, layer in enumerate(stack.layers):
@@ -243,12 +247,31 @@ class TritonMath:
                 self._add_norm(work, layer.input_norm, rows, split, eps)
             split = self._product(work.normed, layer.qkv, work.partial, rows)
             at = (cache[0][index], cache[1][index])
-            self._attention(stack, layer, work, at, slots, positions, rows, split, apart=apart)
+            self._attention(stack, layer, work, work.partial, at, slots, positions, rows, split, apart=apart)
             split = self._product(work.attended, layer.o, work.partial, rows)
             self._add_norm(work, layer.post_norm, rows, split, eps)
             self._gated(work.normed, layer.gate_up, work.gated, rows)
             split = self._product(work.gated, layer.down, work.partial, rows)
-        return split
+        return split, work.x
+
+    def _layers_of_one(self, cache: tuple[Tensor, Tensor], positions: Tensor) -> tuple[int, Tensor]:
+        """`_layers` of the predictor for one row, in slot 0."""
+        stack, work, one = self._core.weights.predictor, self._predictor, self._one
+        x, spare = one.given, one.other
+        split = 0
+        for index, layer in enumerate(stack.layers):
+            if index:
+                split = one.normed(split, x, spare, layer.input_norm, layer.qkv, one.qkv)
+                x, spare = spare, x
+            else:
+                split = self._product(work.normed, layer.qkv, one.qkv, 1)
+            at = (cache[0][index], cache[1][index])
+            self._attention(stack, layer, work, one.qkv, at, self._batch, positions, 1, split, apart=False)
+            split = self._product(work.attended, layer.o, work.partial, 1)
+            one.gated(split, x, spare, layer, work.gated)
+            x, spare = spare, x
+            split = self._product(work.gated, layer.down, work.partial, 1)
+        return split, x
 
     def _draw(self, group: int, split: int, rows: int, out: _Work, norm: Tensor, out_row: int) -> None:
         core, state, weights = self._core, self._core.state, self._core.weights
@@ -290,7 +313,7 @@ class TritonMath:
             split = self._product(self._start, weight, predictor.partial, rows)
             self._add_norm(predictor, first_norm, rows, split, eps, bias)
         self._predict(rows, first_norm)
-        split = self._layers(
+        split, x = self._layers(
             weights.talker,
             talker,
             (state.keys, state.values),
@@ -299,7 +322,7 @@ class TritonMath:
             rows,
             apart=False,
         )
-        self._finish(rows, split, self._slots, self._slots, self._positions, frame=True)
+        self._finish(x, rows, split, self._slots, self._slots, self._positions, frame=True)
 
     def _predict(self, rows: int, first_norm: Tensor) -> None:
         """The predictor's steps; `predictor.x` and `normed` hold the hidden states' rows, then code 0's."""
@@ -308,19 +331,24 @@ class TritonMath:
         # the hidden state and code 0 go in together: twice the rows, one pass over the weights
         slots, steps = self._twice[rows]
         cache = (self._keys, self._values)
-        split = self._layers(weights.predictor, predictor, cache, slots, steps, 2 * rows, apart=True)
+        split, _ = self._layers(weights.predictor, predictor, cache, slots, steps, 2 * rows, apart=True)
         self._add_norm(predictor, weights.predictor.norm, 2 * rows, split, eps)
         normed = predictor.normed[rows:]
         groups = core.config.talker_config.num_code_groups
         for group in range(1, groups):
+            head = weights.heads[group - 1]
             if group > 1:
-                steps = self._steps[group]
-                split = self._layers(
-                    weights.predictor, predictor, cache, self._batch, steps, rows, apart=False
+                split, x = self._layers(
+                    weights.predictor, predictor, cache, self._batch, self._steps[group], rows, apart=False
                 )
-                self._add_norm(predictor, weights.predictor.norm, rows, split, eps)
+                if rows > 1:
+                    self._add_norm(predictor, weights.predictor.norm, rows, split, eps)
                 normed = predictor.normed
-            split = self._product(normed, weights.heads[group - 1], self._logits, rows)
+            if group > 1 and rows == 1:
+                spare = self._one.spare(x)
+                split = self._one.normed(split, x, spare, weights.predictor.norm, head, self._logits)
+            else:
+                split = self._product(normed, head, self._logits, rows)
             if group < groups - 1:
                 self._draw(group, split, rows, predictor, first_norm, out_row=0)
             else:
@@ -334,15 +362,17 @@ class TritonMath:
             self._prompt, weights.layers[0].input_norm, talker.x, talker.normed, weights.config.rms_norm_eps,
             H=talker.x.shape[1], PDL=self._pdl, num_warps=4, **self._launch,
         )  # fmt: skip
-        split = self._layers(weights, talker, (state.keys, state.values), slots, positions, rows, apart=True)
-        self._finish(rows, split, slots, last, positions, frame=False)
+        split, x = self._layers(
+            weights, talker, (state.keys, state.values), slots, positions, rows, apart=True
+        )
+        self._finish(x, rows, split, slots, last, positions, frame=False)
 
     def _finish(
-        self, rows: int, split: int, slots: Tensor, last: Tensor, positions: Tensor, *, frame: bool
+        self, x: Tensor, rows: int, split: int, slots: Tensor, last: Tensor, positions: Tensor, *, frame: bool
     ) -> None:
         state, weights = self._core.state, self._core.weights.talker
         kernels.finish[(rows,)](
-            self._talker.partial, self._talker.x, weights.norm, slots, last, state.hidden, state.position,
+            self._talker.partial, x, weights.norm, slots, last, state.hidden, state.position,
             state.frame, positions, rows, self._core.slots, weights.config.rms_norm_eps,
             H=state.hidden.shape[1], SPLIT=split, FRAME=frame, PDL=self._pdl, num_warps=4, **self._launch,
         )  # fmt: skip
@@ -434,4 +464,4 @@ class TritonMath:
 
 def _block(rows: int) -> int:
     """Rows a block: a power of two that the matrix unit takes."""
-    return min(128, max(16, next_power_of_2(rows)))
+    return min(128, max(16, int(next_power_of_2(rows))))

@@ -31,11 +31,13 @@ torch.set_num_threads(1)
 SLOTS = 5
 SCRATCH = SLOTS
 POSITIONS = 256
-"""Four shares of 64."""
+"""Eight shares of 32."""
+PADDED = (2, 4)
+"""Rows of a launch: one request has a row of padding beside it."""
 END = 300
 SEEN = 17
 
-triton_math.BUCKETS = (2, 4)  # type: ignore[misc]
+triton_math.BUCKETS = (1, 2, 4)  # type: ignore[misc]
 triton_math.PROMPT_BUCKETS = (4, 12)  # type: ignore[misc]
 
 
@@ -92,16 +94,8 @@ def without_warm_up(core: Core) -> None:
     math = core._math
     assert isinstance(math, TritonMath)
     math._graphs = {rows: partial(math._frame, rows) for rows in math._buckets}
+    math._buckets = PADDED
     math._prompt_graphs = {rows: partial(math._prompt_rows, rows) for rows in math._prompt_buckets}
-
-
-@contextlib.contextmanager
-def shares_apart(rows: int) -> Iterator[None]:
-    """Launches of at most so many rows have the shares of attention in blocks of their own."""
-    before = triton_math._APART_ROWS
-    triton_math._APART_ROWS = rows  # type: ignore[misc]
-    yield
-    triton_math._APART_ROWS = before  # type: ignore[misc]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,19 +221,19 @@ def frames_of_a_batch(cores: tuple[Core, Core]) -> dict[str, object]:
         for core in cores:
             begin(core, slot, request)
     both([*short], lambda core: prefill(core, short))
-    with shares_apart(4):
-        both([3], lambda core: (prefill(core, {3: LONG}, stop=4), prefill(core, {3: LONG}, start=4)))
-    with shares_apart(2):
-        for slots in ([0, 3], [4, 0, 3, 1], [3, 4, 1], [0]):
-            both(slots, lambda core, slots=slots: frame(core, slots))  # type: ignore[misc]
+    both([3], lambda core: (prefill(core, {3: LONG}, stop=4), prefill(core, {3: LONG}, start=4)))
+    for slots in ([0, 3], [4, 0, 3, 1], [3, 4, 1], [0]):
+        both(slots, lambda core, slots=slots: frame(core, slots))  # type: ignore[misc]
 
-    # a prompt in one launch, shares together, then frames with a row of padding, shares together or not
+    # a prompt in one launch, then frames alone and with a row of padding
     core, state = cores[1], cores[1].state
+    math = core._math
+    assert isinstance(math, TritonMath)
     begin(core, 2, LONG)
     prefill(core, {2: LONG})
-    for rows in (0, 2, 2):
-        with shares_apart(rows):
-            frame(core, [2])
+    for alone in (True, False, True):
+        math._buckets = (1, *PADDED) if alone else PADDED
+        frame(core, [2])
     names = ("hidden", "position", "frame", "codes", "seen")
     same = {name: torch.equal(getattr(state, name)[2], getattr(state, name)[3]) for name in names}
     for name in ("keys", "values"):

@@ -69,10 +69,10 @@ def test_tiles_cover_the_weight_and_fit_a_block(shape: Shape, gated: bool) -> No
     for rows in range(1, 1025):
         tile = tile_of(n, k, rows)
         depth = min(tile.depth, cut)
-        block = min(128, max(16, 1 << (rows - 1).bit_length()))
+        block = min(tile.rows, max(16, 1 << (rows - 1).bit_length()))
         assert n % tile.outputs == 0, rows
         assert cut % depth == 0, rows
         assert depth * tile.ahead <= cut, rows
         assert 1 <= tile.ahead <= 4, rows
-        in_flight = tile.ahead + (tile.stages if cut > depth * tile.ahead else 0)
+        in_flight = tile.ahead + min(tile.stages, cut // depth - tile.ahead)
         assert (tile.outputs + block) * depth * 2 * in_flight <= SHARED_BYTES, (rows, tile)
