@@ -24,8 +24,8 @@ class Scheduler:
     """All requests of a worker.
 
     A step is: `released` (free these in the model), `admit` (begin these), `plan_prefill`, `plan_frame`,
-    `plan_decodes` until None. Plans count as launched when they are given out. `wake` says when the next step
-    is due even if nothing happens.
+    `plan_decodes` until None, `overdue` (refuse these). Plans count as launched when they are given out.
+    `wake` says when the next step is due even if nothing happens.
     """
 
     def __init__(self, info: ModelInfo, policy: Policy | None = None) -> None:
@@ -122,6 +122,18 @@ class Scheduler:
             stream.slot = self._free.pop()
             admitted.append(stream)
         return admitted
+
+    def overdue(self, now: float) -> list[Stream]:
+        """Requests that have waited too long for a slot: they are over. To be asked for after the plans."""
+        most = self._policy.wait_ms
+        late = []
+        for waiting in (self._waiting_on, self._waiting):
+            while waiting and waiting[0].arrived + most <= now:
+                late.append(waiting[0])
+                self._end(waiting[0])
+            if waiting:
+                self._wake_at(waiting[0].arrived + most)
+        return late
 
     def begun(self, stream: Stream, view: SlotView) -> None:
         """The model has taken the request."""

@@ -15,6 +15,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `start_ms`: when the first audio should be there, counted from the request. `reserve_ms`: a client's
     buffer, above the time of two decodes, that gathers no longer. `comfort_ms`: a buffer that lets a stream
     wait while another one has no audio yet. `row_ms`: by how much a prompt row puts a prompt behind others.
+    `wait_ms`: a request that has no slot by then is refused; below the gateway's `response_stall_s`, after
+    which a model that is only busy would count as broken.
     """
 
     frame_depth: int = 2
@@ -25,6 +27,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reserve_ms: float = 40.0
     comfort_ms: float = 1000.0
     row_ms: float = 0.1
+    wait_ms: float = 45_000.0
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

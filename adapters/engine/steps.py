@@ -17,7 +17,7 @@ from duplex.adapters.engine.model import Finish, FrameModel, FrameResult, Pendin
 from duplex.adapters.engine.scheduler import Scheduler
 from duplex.adapters.engine.settings import Policy
 from duplex.adapters.engine.streams import Stream
-from duplex.core.errors import DuplexError
+from duplex.core.errors import DuplexError, ErrorCode
 
 RequestMessage: TypeAlias = Start | Text | Credit | Abort
 
@@ -134,7 +134,13 @@ class Stepper:
             pending = model.launch_decode(decode.slots, decode.frames)
             ids = tuple([stream.id for stream in decode.streams])
             launched.outputs.append(AudioWork(pending=pending, ids=ids, finish=decode.finish))
+        launched.answers += [self._refused(stream, now) for stream in scheduler.overdue(now)]
         return launched
+
+    def _refused(self, stream: Stream, now: float) -> Failed:
+        waited_s = (now - stream.arrived) / 1e3
+        words = f"all {self._model.info.slots} slots have been taken for {waited_s:.0f} s: try again later"
+        return _failed(stream.id, DuplexError(ErrorCode.SERVER_FULL, words))
 
     def _begin(self, stream: Stream) -> Failed | None:
         """Begin an admitted request, with the text that came before it had a slot."""

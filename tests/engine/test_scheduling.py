@@ -417,6 +417,27 @@ def test_abort_of_a_request_that_waits_for_a_slot() -> None:
     assert first.finish == third.finish == "stop"
 
 
+def test_request_that_waits_long_for_a_slot_fails_by_name() -> None:
+    """It failed as a broken model, with 500, when the gateway had waited for a minute."""
+    world = VirtualWorker(
+        FakeOptions(slots=1, max_batch=1), costs=Costs(frame=20), policy=Policy(wait_ms=400)
+    )
+    first = world.ask(0, _speech(0, 50))
+    begins, goes_on = world.ask(100, _speech(1, 5)), world.ask(200, _speech(2, 5), goes_on=True)
+    soon = world.ask(700, _speech(3, 5))
+    world.run(until=499)
+    assert begins.failed is None
+    world.run(until=500)
+    assert begins.failed is not None
+    assert begins.failed.code == "server_full"
+    assert "1 slots" in begins.failed.message
+    world.run()
+    assert goes_on.failed is not None
+    assert goes_on.failed.code == "server_full"
+    assert first.finish == soon.finish == "stop"
+    assert world.stepper.scheduler.waiting == 0
+
+
 def test_speech_that_goes_on_has_a_slot_before_speech_that_begins() -> None:
     world = VirtualWorker(FakeOptions(slots=1, max_batch=1))
     running = world.ask(0, _speech(0, 20))
