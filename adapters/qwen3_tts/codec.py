@@ -217,7 +217,11 @@ class CodecDecoder:
 
     def _decode_next(self, slots: Tensor, frames: int, ring: Tensor) -> Tensor:
         step = self.open_pass(slots, frames)
-        return self._run(step, step.gather(ring))
+        samples = self._run(step, step.gather(ring))
+        # rows of padding count too: theirs would pass 2^31, where the kernels' places end
+        for count in (self.state.position, self.state.frame):
+            count[self.scratch].zero_()
+        return samples
 
     # launching
 

@@ -291,6 +291,17 @@ def test_padding_rows_change_the_scratch_slot_alone() -> None:
         assert not row.position.any()
 
 
+def test_the_scratch_slots_place_does_not_grow() -> None:
+    """It went up by each launch's frames for each row of padding, past 32 bits after weeks."""
+    codec = decoder("small", slots=4, frames=(1, 2))
+    ring = torch.zeros(5, 8, codec.config.num_quantizers, dtype=torch.int32)
+    padded = torch.tensor([3, codec.scratch])
+    for frames in (1, 2, 2):
+        codec._decode_next(padded, frames, ring)
+    assert codec.state.position.tolist() == [0, 0, 0, 5, 0]
+    assert codec.state.frame.tolist() == [0, 0, 0, 5, 0]
+
+
 def test_bfloat16_is_near() -> None:
     codec = decoder("small", dtype=torch.bfloat16)
     samples = decode(codec, 0, codes(0, 40))
