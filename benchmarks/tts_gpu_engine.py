@@ -6,8 +6,8 @@
 `freed_ms` is the worker's own time from reading the abort until the slot is free, `answered_ms` the time
 until the answer is here, `next_ms` the time until the first audio of the request that got the slot.
 
-*exact*: one utterance alone, then the same among others that have other seeds: its audio, byte for byte,
-sampled and greedy.
+*exact*: one utterance alone, then alone again and among others that have other seeds: its audio, byte for
+byte, sampled and greedy.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ async def exact(desk: Desk, batches: Sequence[int], frames: int) -> None:
     for greedy in (False, True):
         sampling = Sampling(temperature=0.0, predictor_temperature=0.0) if greedy else None
         alone = await desk.audio(desk.start(frames=frames, seed=1234, sampling=sampling))
-        for batch in batches:
+        for batch in (1, *batches):
             ids = [
                 desk.start(frames=frames, seed=1234 if index == batch // 2 else index, sampling=sampling)
                 for index in range(batch)

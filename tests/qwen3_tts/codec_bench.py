@@ -244,21 +244,34 @@ def same(batch: list[int], frames: list[int]) -> None:
     fill(ring, codec.config.codebook_size)
     capture(codec, ring)
 
-    def spoken(slots: list[int], count: int) -> Tensor:
+    def spoken(slots: list[int], counts: list[int], ahead: int = 0) -> Tensor:
+        """The last slot's samples in chunks of these sizes; the others have heard `ahead` frames before."""
         for slot in slots:
             codec.reset(slot)
-        return torch.cat([codec.replay(slots, count).clone() for _ in range(length // count)], dim=1)
+        for _ in range(ahead if slots[:-1] else 0):
+            codec.replay(slots[:-1], 1)
+        return torch.cat([codec.replay(slots, count)[-1].clone() for count in counts])
 
     for slot in (0, most - 1):
-        alone = spoken([slot], 1)[0]
+        alone = spoken([slot], [1] * max(length, sum(MIXED)))
         for size in codec.buckets:
             others = [other for other in range(most) if other != slot][: size - 1]
             for count in frames:
-                if length % count:
-                    continue
-                found = spoken([*others, slot], count)[-1]
-                gap, differ = float((found - alone).abs().max()), int((found != alone).sum())
-                print(f"slot {slot} batch {size} frames {count}: {differ} samples differ, at most {gap:.1e}")
+                if length % count == 0:
+                    found = spoken([*others, slot], [count] * (length // count))
+                    compare(f"slot {slot} batch {size} frames {count}", found, alone)
+            # a row of padding, unlike places, unlike chunks, and more than the window
+            mixed = [count for count in MIXED if count in codec.frames]
+            compare(f"slot {slot} batch {size} mixed", spoken([*others[1:], slot], mixed, ahead=5), alone)
+
+
+MIXED = [1, 1, 2, 1, 4, 2, 8, 1, 4, 4, 2, 8, 8, 1, 1, 4, 8, 8, 8, 4, 2, 8]
+
+
+def compare(name: str, found: Tensor, alone: Tensor) -> None:
+    alone = alone[: len(found)]
+    gap, differ = float((found - alone).abs().max()), int((found != alone).sum())
+    print(f"{name}: {differ} samples differ, at most {gap:.1e}")
 
 
 def tune(batch: list[int], frames: list[int]) -> None:
