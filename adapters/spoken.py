@@ -280,8 +280,8 @@ class Spoken:
             yield from getattr(part, "figures", tuple)()
 
     async def start(self) -> None:
-        """Load the voice, then the writer: one that takes its share of what memory is left goes last. When one
-        fails, neither stays."""
+        """Load the voice, then the writer: what takes its share of the memory that is left goes last. When
+        one fails, neither stays."""
         try:
             await self.stage.adapter.start()
             await self.adapter.start()

@@ -98,10 +98,11 @@ NOT_SETTINGS = frozenset(
         "DUPLEX_URL",
         "DUPLEX_TOKEN",
         "DUPLEX_LLM_API_KEY",
+        "DUPLEX_VLLM_ENDS_WITH_PARENT",
     }
 )
 """Variables with the prefix that are no settings of the server: where its file and its cache are, and what
-clients and tests read."""
+clients, tests and engines read."""
 
 _ALIASES = {"SPEAKER_SAMPLES_DIR": "speaker_samples_dir", "SPEAKER_MAX_UPLOADED": "speaker_max_uploaded"}
 """Names of other speech servers' variables, for what they call the same."""
