@@ -13,6 +13,7 @@ import random
 import tempfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -46,6 +47,7 @@ from duplex.adapters.mage_vl.prompt import ChatWriter
 from duplex.adapters.mage_vl.session import MageSession
 from duplex.adapters.mage_vl.sight.client import Sight, SightOptions
 from duplex.adapters.mage_vl.vllm_plugin import engine_arguments
+from duplex.adapters.mage_vl.windows.backends import WindowOptions, open_windows
 from duplex.adapters.mage_vl.windows.types import VisualInput
 from duplex.cli.clip import cut, probe
 from duplex.codecs.video_split import ClipWindow
@@ -112,24 +114,30 @@ class Bench:
     writer: ChatWriter
     left: Callable[[], float]
 
-    def adapter(self, backend: str) -> MageVl:
-        """One more adapter on the same eye and decoder."""
+    @asynccontextmanager
+    async def adapter(self, backend: str) -> AsyncIterator[MageVl]:
+        """One more adapter on the same eye and decoder, with processes of its own that prepare windows."""
         options = MageOptions(
             model=str(self.folder),
             backend=backend,  # type: ignore[arg-type]
-            threads=12,
             max_new_tokens=self.orders["max_new_tokens"],
         )
         engine: LanguageEngine = self.engine
-        adapter = MageVl(
-            options,
-            engine=engine,
-            sight=ModelSight(self.sight, gate=True),
-            backend=Windows(options.window_options),
-            writer=self.writer,
-        )
-        adapter._up = True  # its parts are
-        return adapter
+        with ThreadPoolExecutor(1) as pool:
+            windows = Windows(options, pool)
+            adapter = MageVl(
+                options,
+                engine=engine,
+                sight=ModelSight(self.sight, gate=True),
+                backend=windows,
+                writer=self.writer,
+            )
+            await windows.start()
+            adapter._up = True  # its parts are
+            try:
+                yield adapter
+            finally:
+                await windows.stop()
 
 
 @asynccontextmanager
@@ -267,8 +275,12 @@ def turn(index: int, trigger: Trigger = Trigger.CREATE, question: str | None = Q
 
 
 async def decoder(bench: Bench) -> None:
+    async with bench.adapter("codec") as adapter:
+        await decoding(bench, adapter)
+
+
+async def decoding(bench: Bench, adapter: MageVl) -> None:
     orders = bench.orders
-    adapter = bench.adapter("codec")
     tokens = orders["answer_tokens"]
     for name, images, each in (("canvases", 8, 144), ("frames", 8, 510)):
         if orders["size"] == "tiny":
@@ -479,8 +491,14 @@ class Viewer:
 
 async def load(bench: Bench, windows: dict[int, list[ClipWindow]], wanted: dict[str, Any]) -> None:
     """So many sessions at once."""
+    async with bench.adapter(wanted["backend"]) as adapter:
+        await loaded(bench, adapter, windows, wanted)
+
+
+async def loaded(
+    bench: Bench, adapter: MageVl, windows: dict[int, list[ClipWindow]], wanted: dict[str, Any]
+) -> None:
     orders = bench.orders
-    adapter = bench.adapter(wanted["backend"])
     shown = windows[wanted["window_ms"]]
     heard = Heard()
     count, step_s = wanted["sessions"], wanted["window_ms"] / 1000
@@ -566,7 +584,7 @@ class Peer:
 
 
 def first_segments(windows: Sequence[ClipWindow]) -> list[VisualInput]:
-    stream = Windows(MageOptions(model="x", backend="codec").window_options).open()
+    stream = open_windows(WindowOptions(backend="codec"))
     segments: list[VisualInput] = []
     for window in windows:
         media = VideoWindow(
