@@ -35,6 +35,7 @@ from duplex.adapters.mage_vl.windows.preparer_messages import (
 )
 from duplex.adapters.mage_vl.windows.preparer_process import MODULE, HostOptions
 from duplex.adapters.mage_vl.windows.preparing import Counts
+from duplex.adapters.mage_vl.windows.side_information import KEYS
 from duplex.adapters.mage_vl.windows.source import Place
 from duplex.adapters.mage_vl.windows.types import VisualInput
 from duplex.core.errors import DuplexError, ErrorCode
@@ -301,18 +302,29 @@ def _fill(slots: Slots, slot: int, task: Task, parts: Sequence[bytes]) -> tuple[
     """In a thread: put a window into a slot. Returns the sizes of what is there.
 
     Raises:
-        DuplexError: `MEDIA_TOO_LARGE`.
+        DuplexError: `MEDIA_TOO_LARGE`; `INVALID_VALUE`: side information that is of no numbers.
     """
     window = task.window
     if isinstance(window, VideoWindow):
         window = msgspec.structs.replace(window, data=b"", frames=(), metadata={})
     elif window is not None:
         window = msgspec.structs.replace(window, data=b"")
-    codec = None if task.codec is None else msgspec.structs.replace(task.codec, metadata={})
-    data = [msgspec.msgpack.encode(Task(window=window, codec=codec)), *parts]
+    data = [_head(window, task.codec), *parts]
     sizes = tuple(map(len, data))
     if sum(sizes) > SLOT_BYTES:
         words = f"a window of {sum(sizes):,} bytes; the limit is {SLOT_BYTES:,}"
         raise DuplexError(ErrorCode.MEDIA_TOO_LARGE, words, param="data")
     slots.put(slot, data)
     return sizes
+
+
+def _head(window: VideoWindow | ImageWindow | None, codec: CodecWindow | None) -> bytes:
+    if codec is None:
+        return msgspec.msgpack.encode(Task(window=window))
+    looked_at = {key: value for key, value in codec.codec.items() if key in KEYS}
+    codec = msgspec.structs.replace(codec, codec=looked_at, metadata={})
+    try:
+        return msgspec.msgpack.encode(Task(window=window, codec=codec))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        words = f"the codec window: {error}"
+        raise DuplexError(ErrorCode.INVALID_VALUE, words, param="data.codec") from error

@@ -61,7 +61,7 @@ class Slots:
         if sum(map(len, parts)) > SLOT_BYTES:
             raise ValueError("more than a slot has room for")
         begin = slot * SLOT_BYTES
-        for part in parts:
+        for part in filter(None, parts):
             np.copyto(self._bytes[begin : begin + len(part)], np.frombuffer(part, np.uint8))
             begin += len(part)
 

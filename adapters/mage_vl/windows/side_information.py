@@ -24,6 +24,7 @@ from duplex.adapters.mage_vl.windows.costs import Costs, spread
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import CodecWindow
 
+KEYS: Final = ("bit_cost", "motion_vectors", "residual_energy", "packet_bytes", "frame_types")
 MOST_FRAMES: Final = 4096
 MOST_NUMBERS: Final = 2_000_000
 """Numbers of one array: 8 s of 30 frames/s with a vector for each 16 × 16 block of 1080p."""

@@ -50,7 +50,8 @@ async def check_all(stream: Stream, options: WindowOptions) -> None:
     window = VideoWindow(kind="", frames=(picture(),) * 3, segment_id="ü", pts_ms=6000.0, duration_ms=900.0)
     same(await stream.see(window), here.see(window))
     costs = [[[float(i * j) for j in range(6)] for i in range(4)] for _ in range(3)]
-    said = CodecWindow(kind="x", codec={"bit_cost": costs}, segment_id="ü", metadata={"any": object})
+    codec = {"bit_cost": costs, "not looked at": object}
+    said = CodecWindow(kind="x", codec=codec, segment_id="ü", metadata={"any": object})
     same(await stream.see(window, said), here.see(window, said))
     stream.reset()
     here.reset()
@@ -114,6 +115,16 @@ async def test_window_that_breaks_its_preparation_is_refused_alone(tmp_path: Pat
         assert broken.value.code is ErrorCode.INVALID_MEDIA
         assert await stream.see(stills("next")) is not None
         assert pid_of(made.preparers[0]) == pid
+
+
+@pytest.mark.parametrize("value", [[1 << 70], [object], object])
+async def test_side_information_that_cannot_be_sent_is_refused(value: object) -> None:
+    async with preparing() as made:
+        stream = made.open()
+        with pytest.raises(DuplexError, match="the codec window: ") as refused:
+            await stream.see(stills(), CodecWindow(kind="", codec={"packet_bytes": value}))
+        assert (refused.value.code, refused.value.param) == (ErrorCode.INVALID_VALUE, "data.codec")
+        assert await stream.see(stills()) is not None
 
 
 async def test_window_that_has_no_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
