@@ -15,7 +15,7 @@ No torch and no vLLM is imported here. See docs/language-engine.md.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -26,13 +26,17 @@ Finish: TypeAlias = Literal["stop", "length"]
 PromptKind: TypeAlias = Literal["tokens", "embeds", "media", "chat"]
 
 
+SEEDS: Final = (-(2**63), 2**63 - 1)
+"""The least and the greatest seed: signed integers of 64 bits, as servers take them."""
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How to choose tokens, and when to end.
 
     `max_tokens` is cut to what the context has room for. `temperature` 0: the likeliest token each time.
     `top_k` 0: no limit. `stop_ids` end the answer beside the model's own end of text; the token itself is
     among the ids of the last delta and not in its text. `ignore_end` goes on after the model's end of text
-    (for measurements).
+    (for measurements). `seed` is within `SEEDS`.
     """
 
     max_tokens: int
@@ -58,6 +62,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
             raise refuse("top_k", "is 0 or more")
         if not 0 < self.repetition_penalty <= 2:
             raise refuse("repetition_penalty", "is above 0 and at most 2")
+        if self.seed is not None and not SEEDS[0] <= self.seed <= SEEDS[1]:
+            raise refuse("seed", "has 64 bits")
 
 
 class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True):

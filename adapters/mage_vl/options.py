@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from duplex.adapters.base import NotConfigured
+from duplex.adapters.engine.language import SEEDS
 from duplex.adapters.mage_vl.windows.backends import WindowOptions
 from duplex.core.errors import DuplexError, ErrorCode
 
@@ -218,6 +219,7 @@ def _check(read: MageOptions) -> None:
         ("history_items", read.history_items >= 0, "is 0 or more"),
         ("max_new_tokens", read.max_new_tokens >= 1, "is 1 or more"),
         ("temperature", 0 <= read.temperature <= 2, "is from 0 to 2"),
+        ("seed", read.seed is None or SEEDS[0] <= read.seed <= SEEDS[1], "has 64 bits"),
         ("answer_wait_s", isfinite(read.answer_wait_s) and read.answer_wait_s > 0, "is above 0"),
         ("preparers", read.preparers is None or 0 <= read.preparers <= 64, "is from 0 to 64"),
         ("threads", read.threads >= 0, "is 0 or more"),

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from duplex.adapters.base import BaseSession
-from duplex.adapters.engine.language import LanguageEngine, Sampling
+from duplex.adapters.engine.language import SEEDS, LanguageEngine, Sampling
 from duplex.adapters.mage_vl.decisions import Decisions
 from duplex.adapters.mage_vl.history import History, Slide, fit
 from duplex.adapters.mage_vl.options import Limits
@@ -86,6 +86,8 @@ def session_options(settings: SessionSettings) -> SessionOptions:
     if options.temperature is not None and not 0 <= options.temperature <= 2:
         words = "options.temperature is from 0 to 2"
         raise DuplexError(ErrorCode.INVALID_VALUE, words, param="options.temperature")
+    if options.seed is not None and not SEEDS[0] <= options.seed <= SEEDS[1]:
+        raise DuplexError(ErrorCode.INVALID_VALUE, "options.seed has 64 bits", param="options.seed")
     if settings.voice is not None:
         raise DuplexError(ErrorCode.INVALID_VALUE, "this model has no voice here", param="voice")
     return options

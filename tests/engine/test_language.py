@@ -83,7 +83,15 @@ def test_a_prompt_that_leaves_room_for_one_token_is_taken() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"max_tokens": 0}, {"temperature": -0.1}, {"top_p": 0.0}, {"top_k": -1}, {"repetition_penalty": 0.0}],
+    [
+        {"max_tokens": 0},
+        {"temperature": -0.1},
+        {"top_p": 0.0},
+        {"top_k": -1},
+        {"repetition_penalty": 0.0},
+        {"seed": 2**63},
+        {"seed": -(2**63) - 1},
+    ],
 )
 def test_sampling_out_of_range_is_refused_by_name(fields: dict[str, Any]) -> None:
     with pytest.raises(DuplexError) as refused:

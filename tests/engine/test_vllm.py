@@ -122,6 +122,16 @@ async def test_a_seed_gives_the_same_draws_again(engine: VllmEngine) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+async def test_seeded_prompts_that_are_read_in_pieces_do_not_end_the_engine(engine: VllmEngine) -> None:
+    """Four prompts of 300 tokens, in steps of 512: a CPU cannot take back what the pieces draw."""
+    drawing = sampling(12, temperature=1.0, seed=11)
+    prompts = [tokens(*(id for n in range(60) for id in (start, 7, 60 + n, 9, 5))) for start in range(3, 7)]
+    together = await asyncio.gather(*(answer(engine, prompt, drawing) for prompt in prompts))
+    alone = [ids_of(await answer(engine, prompt, drawing)) for prompt in prompts]
+    assert [ids_of(deltas) for deltas in together] == alone, "the pieces draw nothing"
+    assert figure(engine, "restarts") == 0
+
+
 async def test_the_token_that_stops_an_answer_is_told_and_has_no_text(engine: VllmEngine) -> None:
     free = ids_of(await answer(engine, tokens(*BEGINNING), sampling(24)))
     stop = next(id for n, id in enumerate(free) if n > 3 and id not in free[:n])

@@ -67,6 +67,7 @@ def test_a_gateway_without_options_serves_the_others_alone() -> None:
         ({"model": "x", "question_windows": 65}, "question_windows is from 1 to 64, not 65"),
         ({"model": "x", "max_new_tokens": 0}, "max_new_tokens is 1 or more, not 0"),
         ({"model": "x", "temperature": 3.0}, "temperature is from 0 to 2, not 3.0"),
+        ({"model": "x", "seed": 2**63}, "seed has 64 bits, not 9223372036854775808"),
         ({"model": "x", "prompt": " "}, "prompt has words"),
         ({"model": "x", "remote": {"host": "x"}}, "unknown field `host` - at `$.remote`"),
         ({"remote": {**REMOTE, "context_tokens": 1}}, "remote.context_tokens is 64 or more, not 1"),

@@ -354,6 +354,7 @@ async def test_options_of_the_session_go_over_those_of_the_adapter(fakes: Fakes,
     [
         ({"options": {"volume": 3}}, ErrorCode.UNKNOWN_FIELD),
         ({"options": {"seed": "x"}}, ErrorCode.INVALID_VALUE),
+        ({"options": {"seed": 2**70}}, ErrorCode.INVALID_VALUE),
         ({"options": {"max_new_tokens": 0}}, ErrorCode.INVALID_VALUE),
         ({"options": {"temperature": 3.0}}, ErrorCode.INVALID_VALUE),
         ({"voice": "ryan"}, ErrorCode.INVALID_VALUE),
