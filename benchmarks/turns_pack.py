@@ -10,16 +10,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tarfile
 import tempfile
-import zipfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from tts_gpu_pack import NOT_PACKED, download, link_tree
+from packing import archive, command, download, extract, unpack_archive
 
 ARCHIVE: Final = "turns.tar.xz"
 VOICE: Final = "voice.wav"
@@ -36,51 +33,21 @@ def pack(folder: Path, python: str) -> None:
     import soundfile
     from turns import RATE, voice
 
-    folder.mkdir(parents=True, exist_ok=True)
     # the versions that are tested here
     names = tuple(f"{name}=={version(name)}" for name in PACKAGES)
     with tempfile.TemporaryDirectory() as work:
         tree = Path(work) / "tree"
-        for wheel in download(names, python, Path(work) / "wheels"):
-            with zipfile.ZipFile(wheel) as file:
-                file.extractall(tree / "site")
+        wheels = download(names, python, Path(work) / "wheels")
+        extract(wheels, tree / "site", without=("onnx/backend/test/",))
         soundfile.write(tree / VOICE, voice(None), RATE)
-        with tarfile.open(folder / ARCHIVE, "w:xz", preset=6) as archive:
-            for path in sorted(tree.rglob("*")):
-                if (
-                    path.is_file()
-                    and not path.name.endswith(NOT_PACKED)
-                    and "/backend/test/" not in str(path)
-                ):
-                    archive.add(path, path.relative_to(tree))
-    print(f"{folder / ARCHIVE}: {(folder / ARCHIVE).stat().st_size / 1e6:.1f} MB")
+        archive(tree, folder / ARCHIVE)
 
 
 def unpack(folder: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(folder / ARCHIVE) as archive:
-        archive.extractall(target, filter="data")
-    link_tree(target)
+    unpack_archive(folder / ARCHIVE, target)
     # nothing else: what is installed there may be of other versions
     print(f"export PYTHONPATH={target / 'tree'}:{target / 'site'}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    commands = parser.add_subparsers(required=True, dest="command")
-    packing = commands.add_parser("pack")
-    packing.add_argument("folder", type=Path)
-    packing.add_argument("--python", default="3.12", help="the other machine's Python")
-    unpacking = commands.add_parser("unpack")
-    unpacking.add_argument("folder", type=Path)
-    unpacking.add_argument("target", type=Path)
-    args = parser.parse_args()
-    if args.command == "pack":
-        pack(args.folder, args.python)
-    else:
-        unpack(args.folder, args.target.absolute())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, pack, unpack))

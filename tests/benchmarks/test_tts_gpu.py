@@ -303,7 +303,7 @@ def test_what_a_part_leaves_of_the_budget_is_shared_by_the_others(monkeypatch: p
 
 
 def test_the_working_tree_is_linked_as_a_package(tmp_path: Path) -> None:
-    module("tts_gpu_pack").link_tree(tmp_path)
+    module("packing").link_tree(tmp_path)
     points = entry_points(group="duplex.adapters").names
     code = (
         "import duplex.codecs, duplex.adapters.qwen3_tts.job, importlib.metadata as m;"
