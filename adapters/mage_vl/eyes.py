@@ -46,6 +46,8 @@ class _ClientEye(Protocol):
 class _Client(Protocol):
     """The sight client, see `duplex.adapters.mage_vl.sight`."""
 
+    name: str
+
     @property
     def healthy(self) -> bool: ...
 
@@ -79,7 +81,8 @@ class ModelSight:
 
     @property
     def fault(self) -> str | None:
-        return self._client.fault
+        """With the eye's name: beside a decoder and preparers it says who is down."""
+        return f"{self._client.name} {self._client.fault}" if self._client.fault else None
 
     def open(self) -> Eye:
         return _ModelEye(self._client.open(), self.gate, self._jpeg)

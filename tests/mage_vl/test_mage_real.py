@@ -218,6 +218,7 @@ async def test_an_eye_that_is_killed_costs_the_window_it_looked_at_and_nothing_e
     old, decoder = rig.eye_pid, rig.decoder_pid
     os.kill(old, signal.SIGKILL)
     await rig.says(503)
+    assert "mage-vl eye was killed by SIGKILL" in json.dumps((await rig.get("/ready")).json())
     await show(peer, "lost", 8000)
     error = await peer.expect("error")
     assert error["code"] in ("engine_down", "adapter_failed")
