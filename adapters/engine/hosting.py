@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -24,12 +24,16 @@ import msgspec
 
 from duplex.adapters.engine.messages import Failed
 from duplex.adapters.engine.settings import WorkerSettings
+from duplex.adapters.engine.wire import Unpacker
 from duplex.core.errors import DuplexError, ErrorCode
 
 STOPPED: Final = 0
 BROKEN: Final = 1
 """Exit codes. A fault that is no request's own ends a worker: what the device holds then is not to be
 trusted, and a new process is."""
+
+GONE: Final = "the gateway's end of the socket is closed"
+_READ: Final = 1 << 16  # bytes
 
 SWITCH_INTERVAL_S: Final = 5e-4
 """How long a thread keeps the interpreter while others want it. The default, 5 ms, is more than a frame."""
@@ -81,6 +85,34 @@ def load_model(factory: str, options: Mapping[str, Any]) -> Any:
     if not callable(function):
         raise DuplexError(ErrorCode.BAD_CONFIG, f"{module_name} has no function {name!r}")
     return function(options)
+
+
+def watched_thread(
+    name: str, body: Callable[[], None], stop: Callable[[str, int], object], log: logging.Logger
+) -> None:
+    """Run `body` in a thread; one that fails ends the process, which is no use without it."""
+
+    def run() -> None:
+        try:
+            body()
+        except Exception:
+            log.exception("the %s thread failed", name)
+            stop(f"the {name} thread failed", BROKEN)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+def messages(sock: socket.socket, type: Any) -> Iterator[Any]:
+    """What the gateway says, of a struct type or a union of them, until its end of the socket is closed."""
+    unpacker: Unpacker[Any] = Unpacker(type)
+    while True:
+        try:
+            data = sock.recv(_READ)
+        except OSError:
+            return
+        if not data:
+            return
+        yield from unpacker.feed(data)
 
 
 def on_signals(stop: Callable[[str], None]) -> None:

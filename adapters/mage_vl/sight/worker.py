@@ -25,20 +25,22 @@ import msgspec
 
 from duplex.adapters.engine.hosting import (
     BROKEN,
+    GONE,
     STOPPED,
     Command,
     cannot_start,
     command,
     leave,
     load_model,
+    messages,
     on_signals,
     resident_bytes,
+    watched_thread,
 )
 from duplex.adapters.engine.messages import Stop
 from duplex.adapters.engine.model import Pending
 from duplex.adapters.engine.outlet import Outlet
 from duplex.adapters.engine.settings import WorkerSettings
-from duplex.adapters.engine.wire import Unpacker
 from duplex.adapters.mage_vl.sight.arena import Arena, grow_file
 from duplex.adapters.mage_vl.sight.messages import (
     Forget,
@@ -182,30 +184,15 @@ class SightWorker:
     # --- the other threads --------------------------------------------------------------------------
 
     def _thread(self, name: str, body: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                body()
-            except Exception:
-                log.exception("the %s thread failed", name)
-                self.stop(f"the {name} thread failed", BROKEN)
-
-        threading.Thread(target=run, name=f"sight {name}", daemon=True).start()
+        watched_thread(f"sight {name}", body, self.stop, log)
 
     def _read(self) -> None:
-        unpacker: Unpacker[ToSight] = Unpacker(ToSight)
-        while True:
-            try:
-                data = self._socket.recv(1 << 16)
-            except OSError:
-                data = b""
-            if not data:
-                self.stop("the gateway's end of the socket is closed")
+        for message in messages(self._socket, ToSight):
+            if isinstance(message, Stop):
+                self.stop("told to")
                 return
-            for message in unpacker.feed(data):
-                if isinstance(message, Stop):
-                    self.stop("told to")
-                    return
-                self._inbox.put(message)
+            self._inbox.put(message)
+        self.stop(GONE)
 
     def _collect(self) -> None:
         last = 0.0

@@ -23,18 +23,20 @@ import msgspec
 
 from duplex.adapters.engine.hosting import (
     BROKEN,
+    GONE,
     STOPPED,
     cannot_start,
     command,
     leave,
     load_model,
+    messages,
     on_signals,
     resident_bytes,
+    watched_thread,
 )
 from duplex.adapters.engine.messages import Failed, Stop
 from duplex.adapters.engine.outlet import Outlet
 from duplex.adapters.engine.settings import WorkerSettings
-from duplex.adapters.engine.wire import Unpacker
 from duplex.adapters.mage_vl.windows.backends import Backend
 from duplex.adapters.mage_vl.windows.preparer_memory import Slots
 from duplex.adapters.mage_vl.windows.preparer_messages import (
@@ -120,35 +122,21 @@ class PreparerProcess:
     # --- threads ------------------------------------------------------------------------------------
 
     def _thread(self, name: str, body: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                body()
-            except Exception:
-                log.exception("the %s thread failed", name)
-                self.stop(f"the {name} thread failed", BROKEN)
-
-        threading.Thread(target=run, name=f"windows {name}", daemon=True).start()
+        watched_thread(f"windows {name}", body, self.stop, log)
 
     def _read(self) -> str:
         """Take what the gateway says, until it says no more; returns why."""
-        unpacker: Unpacker[ToPreparer] = Unpacker(ToPreparer)
-        while True:
-            try:
-                data = self._socket.recv(1 << 16)
-            except OSError:
-                data = b""
-            if not data:
-                return "the gateway's end of the socket is closed"
-            for message in unpacker.feed(data):
-                match message:
-                    case Prepare():
-                        self._tasks.put((message, self._stream(message)))
-                    case Forget():
-                        stream = self._streams.pop(message.stream, None)
-                        if stream is not None:
-                            stream.windows.close()
-                    case Stop():
-                        return "told to"
+        for message in messages(self._socket, ToPreparer):
+            match message:
+                case Prepare():
+                    self._tasks.put((message, self._stream(message)))
+                case Forget():
+                    stream = self._streams.pop(message.stream, None)
+                    if stream is not None:
+                        stream.windows.close()
+                case Stop():
+                    return "told to"
+        return GONE
 
     def _stream(self, prepare: Prepare) -> _Stream:
         stream = self._streams.get(prepare.stream)
