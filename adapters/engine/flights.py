@@ -26,12 +26,14 @@ class FrameFlight:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class DecodeFlight:
-    """A launched decode: `frames` frames of each stream; `finish` is set where they are the last."""
+    """A launched decode: `frames` frames of each stream; `finish` is set where they are the last. `ahead`: it
+    was launched before the frames' results were read, and waits for them on the device."""
 
     streams: tuple[Stream, ...]
     frames: int
     finish: tuple[Finish | None, ...]
     launched: float
+    ahead: bool = False
 
     @property
     def slots(self) -> list[int]:

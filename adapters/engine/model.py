@@ -26,6 +26,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     frame can advance; `prefill_rows` prompt positions that one prefill can take; `decode_frames` the chunk
     sizes, in frames, that one codec decode can make of each of its slots, ascending, the first one 1;
     `frames_kept` frames of a slot whose codes are kept: at most so many are launched and not yet decoded;
+    `first_audible`: a request's first frame is always audio, so that it is given to the codec before its
+    result was read;
     `detail` is what `/metrics` and the log tell of it (device, dtype, parameters …).
     """
 
@@ -37,6 +39,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     prefill_rows: int
     decode_frames: tuple[int, ...]
     frames_kept: int = 64
+    first_audible: bool = False
     detail: dict[str, str] = {}
 
 

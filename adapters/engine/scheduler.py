@@ -23,9 +23,9 @@ NEVER: Final = float("inf")
 class Scheduler:
     """All requests of a worker.
 
-    A step is: `released` (free these in the model), `admit` (begin these), `plan_prefill`, `plan_frame`,
-    `plan_decodes` until None, `overdue` (refuse these). Plans count as launched when they are given out.
-    `wake` says when the next step is due even if nothing happens.
+    A step is: `released` (free these in the model), `admit` until None (begin these), `plan_prefill`,
+    `plan_frame`, `plan_decodes` until None, `overdue` (refuse these). Plans count as launched when they are
+    given out. `wake` says when the next step is due even if nothing happens.
     """
 
     def __init__(self, info: ModelInfo, policy: Policy | None = None) -> None:
@@ -41,9 +41,10 @@ class Scheduler:
         self._spent: dict[int, Stream] = {}  # the same, but it has no credit
         self._silent: dict[int, Stream] = {}  # has a slot, and no audio of it went out
         self._holding: dict[int, Stream] = {}  # has frames to be decoded
+        self._first: dict[int, Stream] = {}  # its first frame flies, and the codec does not have it
         self._where = (
             *(self._streams, self._unmade, self._making, self._spent),
-            *(self._silent, self._holding),
+            *(self._silent, self._holding, self._first),
         )
         self._free = list(range(info.slots))
         self._released: list[int] = []
@@ -114,14 +115,15 @@ class Scheduler:
         self._free += slots
         return slots
 
-    def admit(self) -> list[Stream]:
-        """Requests that have a slot now, to be begun: answer each with `begun` or `refused`."""
-        admitted = []
-        while self._free and (waiting := self._waiting_on or self._waiting):
-            stream = waiting.popleft()
-            stream.slot = self._free.pop()
-            admitted.append(stream)
-        return admitted
+    def admit(self) -> Stream | None:
+        """The next request that has a slot now, to be begun: answer with `begun` or `refused` before anything
+        else is asked."""
+        waiting = self._waiting_on or self._waiting
+        if not self._free or not waiting:
+            return None
+        stream = waiting.popleft()
+        stream.slot = self._free.pop()
+        return stream
 
     def overdue(self, now: float) -> list[Stream]:
         """Requests that have waited too long for a slot: they are over. To be asked for after the plans."""
@@ -178,7 +180,7 @@ class Scheduler:
             self._wake_at(due)
             return None
         streams = self._candidates()
-        if not streams:
+        if not streams or self._can_wait(streams, now):
             return None
         streams = self._most_urgent(streams, now)
         flight = FrameFlight(
@@ -191,6 +193,8 @@ class Scheduler:
             if not stream.launched:
                 del self._unmade[stream.id]
                 self._making[stream.id] = stream
+                if self._info.first_audible and stream.first_frames == 1:
+                    self._first[stream.id] = stream
             stream.launched += 1
             stream.flying += 1
             if stream.launched == stream.credit:
@@ -200,9 +204,12 @@ class Scheduler:
         return flight
 
     def plan_decodes(self, now: float) -> DecodeFlight | None:
-        """The next decode: the most urgent chunk, and all chunks of its size that are due."""
+        """The next decode: first frames that were just launched; else the most urgent chunk, and all chunks
+        of its size that are due."""
         if len(self._decodes) >= self._policy.decode_depth:
             return None
+        if self._first:
+            return self._first_decode(now)
         due = self._due_chunks(now) if self._next_chunk <= now else []
         if not due:
             self._wake_at(self._next_chunk)
@@ -222,6 +229,22 @@ class Scheduler:
         self._decodes.append(flight)
         return flight
 
+    def _first_decode(self, now: float) -> DecodeFlight:
+        """First frames go to the codec behind their launch: it waits for them on the device, where no thread
+        has to wake up in between."""
+        most = max(1, min(self._info.max_batch, self._policy.decode_work))
+        streams = tuple(self._first.values())[:most]
+        for stream in streams:
+            del self._first[stream.id]
+            stream.flying -= 1
+            stream.decoding += 1
+            stream.ahead += 1
+        flight = DecodeFlight(
+            streams=streams, frames=1, finish=(None,) * len(streams), launched=now, ahead=True
+        )
+        self._decodes.append(flight)
+        return flight
+
     # --- what ended ---------------------------------------------------------------------------------
 
     def frame_done(self, result: FrameResult, now: float) -> list[tuple[int, Finish]]:
@@ -234,11 +257,16 @@ class Scheduler:
         self._next_chunk = 0.0
         finished: list[tuple[int, Finish]] = []
         for stream, audible, finish in zip(flight.streams, result.audible, result.finish, strict=True):
-            stream.flying -= 1
+            decoded = stream.ahead > 0
+            if decoded:
+                stream.ahead -= 1
+            else:
+                stream.flying -= 1
             if stream.over or stream.finish is not None:
                 continue  # void
-            if audible:
-                self._frame_count += 1
+            self._first.pop(stream.id, None)
+            self._frame_count += audible
+            if audible and not decoded:
                 stream.ready += 1
                 self._holding[stream.id] = stream
             if finish is not None:
@@ -255,7 +283,8 @@ class Scheduler:
         """The oldest decode in flight has ended, and its audio goes out now."""
         flight = self._decodes.popleft()
         work = len(flight.streams) * flight.frames
-        self._decode_times.add(work, ended - max(flight.launched, self._decode_end))
+        took = ended - max(flight.launched, self._decode_end)
+        self._decode_times.add(work, took, learn=not flight.ahead)
         self._decode_end = ended
         self._next_chunk = 0.0
         for stream in flight.streams:
@@ -319,6 +348,19 @@ class Scheduler:
             urgent.sort()
             streams = [stream for _, _, stream in urgent[:most]]
         return streams
+
+    def _can_wait(self, streams: list[Stream], now: float) -> bool:
+        """A first chunk is on its way through frame and codec, and nobody needs another frame meanwhile: the
+        device is left to it. Streams that wait for their own first audio, or could run dry, need one."""
+        hurried = {s.id for flight in self._decodes if flight.ahead for s in flight.streams if not s.over}
+        if not hurried:
+            return False
+        margin = self._policy.reserve_ms + 4 * self._frame_times.longest()
+        last = min((s.deadline(now) for s in streams if s.id not in hurried), default=NEVER) - margin
+        if last <= now:
+            return False
+        self._wake_at(last)
+        return True
 
     def _queue_time(self, ahead: FrameFlight) -> float:
         """When to queue a frame behind this one."""

@@ -5,7 +5,7 @@ Times are ms of one monotonic clock, as in `scheduler`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -111,29 +111,37 @@ class Stepper:
         """The oldest decode in flight `ended`, and its audio went out `now`."""
         self.scheduler.decode_done(ended, now)
 
-    def step(self, now: float) -> Launched:
-        """Launch all that can be launched."""
+    def step(self, now: float, attend: Callable[[], None] = lambda: None) -> Launched:
+        """Launch all that can be launched.
+
+        Args:
+            attend: called behind each launch, and may `take` messages: so an abort waits for one launch, and
+                not for all that a step makes.
+        """
         scheduler, model = self.scheduler, self._model
         launched = Launched()
         launched.outputs += self._finished
         self._finished.clear()
         self._free()
-        while admitted := scheduler.admit():
-            for stream in admitted:
-                if (failed := self._begin(stream)) is not None:
-                    launched.answers.append(failed)
+        while (stream := scheduler.admit()) is not None:
+            if (failed := self._begin(stream)) is not None:
+                launched.answers.append(failed)
+            attend()
         while True:
             if work := scheduler.plan_prefill(now):
                 model.prefill(work)
+                attend()
             frame = scheduler.plan_frame(now)
             if frame is not None:
                 launched.frames.append(model.launch_frame(frame.slots))
-            elif not work:
+                attend()
+            while (decode := scheduler.plan_decodes(now)) is not None:
+                pending = model.launch_decode(decode.slots, decode.frames)
+                ids = tuple([stream.id for stream in decode.streams])
+                launched.outputs.append(AudioWork(pending=pending, ids=ids, finish=decode.finish))
+                attend()
+            if frame is None and not work:
                 break
-        while (decode := scheduler.plan_decodes(now)) is not None:
-            pending = model.launch_decode(decode.slots, decode.frames)
-            ids = tuple([stream.id for stream in decode.streams])
-            launched.outputs.append(AudioWork(pending=pending, ids=ids, finish=decode.finish))
         launched.answers += [self._refused(stream, now) for stream in scheduler.overdue(now)]
         return launched
 

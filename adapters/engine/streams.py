@@ -31,8 +31,8 @@ class State(StrEnum):
 @dataclass(slots=True, eq=False, kw_only=True)
 class Stream:
     """A request. Each of its frames moves on: launched, flying (result not read), ready (to be decoded),
-    decoding, sent. `credit` frames may be launched in all, None: any number. `text` is what came before it
-    had a slot.
+    decoding, sent. `ahead` of those that are decoding have results that were not read. `credit` frames may be
+    launched in all, None: any number. `text` is what came before it had a slot.
     """
 
     id: int
@@ -48,6 +48,7 @@ class Stream:
     flying: int = 0
     ready: int = 0
     decoding: int = 0
+    ahead: int = 0
     sent: int = 0
     finish: Finish | None = None
     over: bool = False

@@ -18,12 +18,13 @@ import gc
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import NoReturn, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 import msgspec
 import numpy as np
@@ -59,6 +60,10 @@ from duplex.adapters.engine.wire import Unpacker
 from duplex.core.errors import DuplexError, ErrorCode
 
 log = logging.getLogger("duplex.engine.worker")
+
+SWITCH_S: Final = 0.0005
+"""How long a thread of a worker computes while another one wants to, seconds. Python's own 5 ms is as long as
+a frame, and the step thread must not wait for one behind somebody who packs audio or encodes a voice."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -109,6 +114,7 @@ class Worker:
         self._settings = settings or WorkerSettings()
         self._leave = leave
         self._inbox: SimpleQueue[_Event] = SimpleQueue()
+        self._kept: list[_Event] = []  # out of the inbox, for the next step
         self._calls: SimpleQueue[Call] = SimpleQueue()
         self._frames: SimpleQueue[Pending[FrameResult]] = SimpleQueue()
         self._outputs: SimpleQueue[Output] = SimpleQueue()
@@ -169,7 +175,7 @@ class Worker:
                         stepper.decode_done(event.ended, event.at)
                     case _Exit():
                         return event
-            launched = stepper.step(_now())
+            launched = stepper.step(_now(), lambda: self._attend(stepper))
             for answer in launched.answers:
                 self._outlet.end(answer)
             for frame in launched.frames:
@@ -186,13 +192,27 @@ class Worker:
 
     def _wait(self, until: float) -> list[_Event]:
         """All that is in the inbox; waits until there is something or it is time."""
-        events: list[_Event] = []
+        events, self._kept = self._kept, []
+        if events:
+            until = 0.0
         try:
             events.append(self._inbox.get(timeout=max(0.0, (until - _now()) / 1e3)))
             while True:
                 events.append(self._inbox.get_nowait())
         except Empty:
             return events
+
+    def _attend(self, stepper: Stepper) -> None:
+        """Take the messages that have come during a step; what ended meanwhile is for the next one."""
+        try:
+            while True:
+                event = self._inbox.get_nowait()
+                if isinstance(event, _Read):
+                    self._take(stepper, event)
+                else:
+                    self._kept.append(event)
+        except Empty:
+            return
 
     def _take(self, stepper: Stepper, event: _Read) -> None:
         message = event.message
@@ -307,6 +327,7 @@ def _now() -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The process, but for its end: returns the exit code."""
     told = command("duplex.adapters.engine.worker", "A frame engine's worker.", arguments)
+    sys.setswitchinterval(SWITCH_S)
     worker = Worker(told.sock, lambda: _load(told), told.settings)
     on_signals(worker.stop)
     return worker.run()

@@ -37,6 +37,8 @@ from duplex.adapters.qwen3_tts.codec_weights import fold
 from duplex.adapters.qwen3_tts.config import CodecDecoderConfig
 
 _BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_LOCKED: Final = tuple(1 << bits for bits in range(9, 23) for _ in range(4))
+"""Bytes of host memory for the samples of the decodes in flight: 0.5 KB to 4 MB, 544 frames."""
 
 
 class DecodeTicket:
@@ -258,6 +260,10 @@ class CodecDecoder:
                     samples = self._decode_next(ids, frames, codes)
                 self._graphs[bucket, frames] = graph, samples
         self.state.row(self.scratch).zero_()
+        # torch keeps locked host memory by powers of two: a block that it had to get from the system later
+        # would hold up the thread that launches
+        blocks = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in _LOCKED]
+        del blocks
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # of the runs before the captures, which have a pool of their own
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from duplex.adapters.qwen3_tts.config import TtsConfig
+from duplex.adapters.qwen3_tts.device import send
 from duplex.adapters.qwen3_tts.job import Sampling
 from duplex.adapters.qwen3_tts.packing import pack
 
@@ -237,9 +238,9 @@ class Core:
         state.text_count[slot].fill_(OPEN)
         seed %= 2**64
         state.seed[slot].fill_(seed - 2**64 if seed >= 2**63 else seed)
-        state.sampling[slot].copy_(
-            torch.tensor([float(getattr(sampling, name)) for name in SAMPLING]), non_blocking=True
-        )
+        # by way of locked memory: from any other a copy may wait for what the stream has to do
+        parameters = torch.tensor([float(getattr(sampling, name)) for name in SAMPLING])
+        state.sampling[slot].copy_(send(parameters, self.device))
 
     @staticmethod
     def text_cells(slot: int, frames: Iterable[int]) -> list[int]:

@@ -22,6 +22,7 @@ from duplex.adapters.qwen3_tts.memo import Memo
 from duplex.adapters.qwen3_tts.options import ModelOptions, read_options
 from duplex.adapters.qwen3_tts.prompt import ChatIds
 from duplex.adapters.qwen3_tts.recordings import Recordings
+from duplex.adapters.qwen3_tts.sampling import MIN_FRAMES
 from duplex.adapters.qwen3_tts.sound import Sound
 from duplex.adapters.qwen3_tts.speaker import SpeakerEncoder
 from duplex.adapters.qwen3_tts.text import TextTokenizer, load_tokenizer
@@ -95,6 +96,7 @@ def load(options: Mapping[str, Any]) -> QwenFrameModel:
         prefill_rows=asked.prefill_rows,
         decode_frames=codec.frames,
         frames_kept=core.frames_kept,
+        first_audible=MIN_FRAMES >= 1,
         detail=checkpoint.detail(core),
     )
     return QwenFrameModel(

@@ -45,6 +45,7 @@ class FakeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prefill_rows: int = 8
     decode_frames: tuple[int, ...] = (1, 2, 4, 8)
     frames_kept: int = 32
+    first_audible: bool = False
     frame_samples: int = 16
     frame_ms: float = 80.0
     frame_s: float = 0.0
@@ -104,6 +105,7 @@ class FakeSlot:
         self.in_cache = 0
         self.launched = 0
         self.decoded = 0
+        self.ends: list[float] = []  # when the device has made its frames
         self.over = False
         self.add(job.text, job.ended)
 
@@ -150,6 +152,7 @@ class FakeModel:
             prefill_rows=o.prefill_rows,
             decode_frames=o.decode_frames,
             frames_kept=o.frames_kept,
+            first_audible=o.first_audible,
         )
         self.slots: dict[int, FakeSlot] = {}
         self.warm = False
@@ -187,6 +190,7 @@ class FakeModel:
     def launch_frame(self, slots: Sequence[int]) -> Done[FrameResult]:
         result = self.frame(slots)
         self._frame_free = max(self._frame_free, monotonic()) + self.options.frame_s
+        self.made(slots, self._frame_free)
         return Done(result, self._frame_free)
 
     def frame(self, slots: Sequence[int]) -> FrameResult:
@@ -201,9 +205,20 @@ class FakeModel:
         return FrameResult(audible=tuple(a for a, _ in steps), finish=tuple(f for _, f in steps))
 
     def launch_decode(self, slots: Sequence[int], frames: int) -> Done[NDArray[np.float32]]:
+        begin = max(self._decode_free, monotonic(), self.there(slots, frames))
         audio = self.decode(slots, frames)
-        self._decode_free = max(self._decode_free, monotonic()) + self.options.decode_s
+        self._decode_free = begin + self.options.decode_s
         return Done(audio, self._decode_free)
+
+    def made(self, slots: Sequence[int], ends: float) -> None:
+        """The device has made the frame that was launched last at this time."""
+        for slot in slots:
+            self.slots[slot].ends.append(ends)
+
+    def there(self, slots: Sequence[int], frames: int) -> float:
+        """When the device has made the next frames to be decoded."""
+        states = [self.slots[slot] for slot in slots]
+        return max(state.ends[state.decoded + frames - 1] for state in states)
 
     def decode(self, slots: Sequence[int], frames: int) -> NDArray[np.float32]:
         assert frames in self.info.decode_frames

@@ -28,6 +28,7 @@ def options(draw: st.DrawFn) -> FakeOptions:
         prefill_rows=draw(st.integers(1, 20)),
         decode_frames=sizes,
         frames_kept=draw(st.integers(1, sizes[-1] + 8)),
+        first_audible=draw(st.booleans()),
     )
 
 
@@ -39,6 +40,7 @@ COSTS = st.builds(
     prefill_row=st.floats(0, 1),
     decode=st.floats(0, 40),
     decode_frame=st.floats(0, 1),
+    launch=st.sampled_from([0, 0, 3]),
 )
 JOBS = st.builds(
     FakeJob,
@@ -71,6 +73,8 @@ def test_every_frame_arrives_once_and_in_order_whatever_happens(
     aborted = []
     for tone in range(data.draw(st.integers(1, 8), label="requests")):
         job = data.draw(JOBS.map(lambda job, tone=tone: _with_tone(job, tone)), label="job")
+        if options.first_audible and not job.tail:
+            job = msgspec.structs.replace(job, tail=1)
         begin = data.draw(times, label="at")
         window = data.draw(st.none() | st.integers(1, 10), label="window")
         client = world.ask(
@@ -404,6 +408,54 @@ def test_abort_frees_the_slot_for_the_next_at_once() -> None:
     assert second.first_audio is not None
     assert second.first_audio < 500 + 3 * 25
     np.testing.assert_array_equal(second.audio, expected(second.job))
+
+
+@pytest.mark.parametrize("first_audible", [False, True])
+def test_abort_frees_the_slot_within_one_frame(first_audible: bool) -> None:
+    """Whatever the step thread is at: 64 streams, arrivals in crowds, and launches that cost it so much that
+    a step of several is longer than a frame."""
+    world = VirtualWorker(
+        FakeOptions(slots=64, max_batch=64, prefill_rows=256, first_audible=first_audible),
+        costs=Costs(frame=4.0, frame_slot=0.0125, launch=1.5),
+    )
+    frame_ms = 4.0 + 64 * 0.0125
+    clients = [world.ask(200.0 * (index // 16), _speech(index, 400, rows=20)) for index in range(96)]
+    for index, client in enumerate(clients):
+        world.abort(301.7 + 17.3 * index + index * index % 7, client)
+    world.run()
+    assert world.stepper.scheduler.active == 0
+    ended = [client for client in clients if client.ended is not None]
+    assert len(ended) >= 60
+    assert max(client.ended - client.aborted for client in ended if client.ended is not None) <= frame_ms
+
+
+def test_first_frame_goes_to_the_codec_on_the_device_and_has_it_to_itself() -> None:
+    """No result is waited for in between, and no second frame is launched before the audio is out."""
+    launches: list[tuple[str, float]] = []
+    world = VirtualWorker(
+        FakeOptions(first_audible=True),
+        costs=Costs(frame=3, frame_slot=0, prefill=1, prefill_row=0, decode=1),
+    )
+    world.on_frame = lambda slots: launches.append(("frame", world.now))
+    world.on_decode = lambda slots: launches.append(("decode", world.now))
+    client = world.ask(10, _speech(0, 20))
+    world.run()
+    assert client.finish == "stop"
+    assert client.first_audio == pytest.approx(10 + 1 + 3 + 1.02)
+    assert launches[:2] == [("frame", 10), ("decode", 10)]
+    assert launches[2] == ("frame", client.first_audio)
+
+
+def test_streams_that_play_are_not_held_for_a_first_chunk() -> None:
+    """A codec that takes long for a newcomer's first frame makes nobody run dry."""
+    world = VirtualWorker(
+        FakeOptions(slots=4, first_audible=True),
+        costs=Costs(frame=30, frame_slot=0, prefill=1, prefill_row=0, decode=30),
+    )
+    clients = [world.ask(400 * tone, _speech(tone, 30)) for tone in range(4)]
+    world.run()
+    assert [client.underruns for client in clients] == [0] * 4
+    assert [client.frames for client in clients] == [30] * 4
 
 
 def test_abort_of_a_request_that_waits_for_a_slot() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from fake_frames import FakeJob, FakeModel, FakeOptions
+from fake_frames import FakeJob, FakeModel, FakeOptions, FakeSlot
 from numpy.typing import NDArray
 
 from duplex.adapters.engine.messages import Abort, Credit, Ended, Failed, Start, Text
@@ -24,7 +24,8 @@ from duplex.adapters.engine.steps import AudioWork, RequestMessage, Stepper
 
 @dataclass(kw_only=True)
 class Costs:
-    """ms: of a frame and of each slot in it, of a prefill and each row, of a decode and each frame in it."""
+    """ms: of a frame and of each slot in it, of a prefill and each row, of a decode and each frame in it; of
+    the step thread for each launch, `begin` included."""
 
     frame: float = 2.0
     frame_slot: float = 0.05
@@ -32,6 +33,7 @@ class Costs:
     prefill_row: float = 0.05
     decode: float = 1.0
     decode_frame: float = 0.02
+    launch: float = 0.0
 
 
 class Ends:
@@ -58,7 +60,12 @@ class VirtualModel(FakeModel):
         self.main_free = self.codec_free = 0.0
         self.prefills_in_row = self.worst_prefills = 0
 
+    def begin(self, slot: int, job: bytes) -> FakeSlot:
+        self.world.now += self.costs.launch
+        return super().begin(slot, job)
+
     def prefill(self, work: Sequence[tuple[int, int]]) -> None:
+        self.world.now += self.costs.launch
         runnable = any(state.launched and self.world.can_step(slot) for slot, state in self.slots.items())
         super().prefill(work)
         rows = sum(rows for _, rows in work)
@@ -69,19 +76,23 @@ class VirtualModel(FakeModel):
             self.worst_prefills = max(self.worst_prefills, self.prefills_in_row)
 
     def launch_frame(self, slots: Sequence[int]) -> Any:
+        self.world.now += self.costs.launch
         self.world.on_frame(slots)
         self.prefills_in_row = 0
         result: FrameResult = self.frame(slots)
         took = self.costs.frame + len(slots) * self.costs.frame_slot
         self.main_free = max(self.main_free, self.world.now) + took
+        self.made(slots, self.main_free)
         return Ends(result, self.main_free)
 
     def launch_decode(self, slots: Sequence[int], frames: int) -> Any:
         assert len(slots) == 1 or len(slots) * frames <= self.world.policy.decode_work
+        self.world.now += self.costs.launch
         self.world.on_decode(slots)
+        begin = max(self.codec_free, self.world.now, self.there(slots, frames))
         audio: NDArray[np.float32] = self.decode(slots, frames)
         took = self.costs.decode + len(slots) * frames * self.costs.decode_frame
-        self.codec_free = max(self.codec_free, self.world.now) + took
+        self.codec_free = begin + took
         return Ends(audio, self.codec_free)
 
     def free(self, slot: int) -> None:
@@ -107,6 +118,7 @@ class Client:
     underruns: int = 0
     finish: Finish | None = None
     aborting: bool = False
+    aborted: float = 0.0
     ended: float | None = None
     failed: Failed | None = None
     frames: int = 0
@@ -139,6 +151,7 @@ class VirtualWorker:
         self.steps = 0
         self._reader = reader
         self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._messages: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._ids = count(1)
         self._wake: float | None = None
@@ -148,6 +161,10 @@ class VirtualWorker:
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), action))
+
+    def say(self, time: float, action: Callable[[], None]) -> None:
+        """The same for messages, which are also read between the launches of a step."""
+        heapq.heappush(self._messages, (time, next(self._order), action))
 
     def ask(
         self,
@@ -174,11 +191,11 @@ class VirtualWorker:
             self.clients[client.id] = client
             self._take(start)
 
-        self.at(time, send)
+        self.say(time, send)
         return client
 
     def grant(self, time: float, client: Client, frames: int) -> None:
-        self.at(time, lambda: self._take(Credit(id=client.id, frames=frames)))
+        self.say(time, lambda: self._take(Credit(id=client.id, frames=frames)))
 
     def write(self, time: float, client: Client, text: str, *, ended: bool = False) -> None:
         def send() -> None:
@@ -186,25 +203,26 @@ class VirtualWorker:
                 client.text += text
                 self._take(Text(id=client.id, text=text, ended=ended))
 
-        self.at(time, send)
+        self.say(time, send)
 
     def abort(self, time: float, client: Client) -> None:
         def send() -> None:
             client.aborting = True
+            client.aborted = time
             self._take(Abort(id=client.id))
 
-        self.at(time, send)
+        self.say(time, send)
 
     def run(self, until: float = float("inf"), *, most_steps: int = 200_000) -> None:
         """Until nothing is left to happen."""
         while True:
-            times = [self._events[0][0]] if self._events else []
+            times = [queue[0][0] for queue in (self._events, self._messages) if queue]
             times += [self._wake] if self._wake is not None else []
             if not times or min(times) > until:
                 return
             self.now = max(self.now, min(times))
-            while self._events and self._events[0][0] <= self.now:
-                heapq.heappop(self._events)[2]()
+            while due := [q for q in (self._events, self._messages) if q and q[0][0] <= self.now]:
+                heapq.heappop(min(due, key=lambda queue: queue[0][:2]))[2]()
             self._step()
             self.steps += 1
             assert self.steps < most_steps, "it spins"
@@ -238,8 +256,12 @@ class VirtualWorker:
         else:
             client.failed = answer
 
+    def _attend(self) -> None:
+        while self._messages and self._messages[0][0] <= self.now:
+            heapq.heappop(self._messages)[2]()
+
     def _step(self) -> None:
-        launched = self.stepper.step(self.now)
+        launched = self.stepper.step(self.now, self._attend)
         for answer in launched.answers:
             self._answer(answer)
         for frame in launched.frames:
