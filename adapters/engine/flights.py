@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -34,6 +35,17 @@ class DecodeFlight:
     finish: tuple[Finish | None, ...]
     launched: float
     ahead: bool = False
+
+    @classmethod
+    def of_first_frames(cls, streams: Sequence[Stream], now: float) -> DecodeFlight:
+        """First frames go to the codec behind their launch: it waits for them on the device, where no thread
+        has to wake up in between."""
+        for stream in streams:
+            stream.flying -= 1
+            stream.decoding += 1
+            stream.ahead += 1
+        finish = (None,) * len(streams)
+        return cls(streams=tuple(streams), frames=1, finish=finish, launched=now, ahead=True)
 
     @property
     def slots(self) -> list[int]:

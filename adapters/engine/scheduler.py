@@ -209,15 +209,18 @@ class Scheduler:
         if len(self._decodes) >= self._policy.decode_depth:
             return None
         if self._first:
-            return self._first_decode(now)
+            flight = DecodeFlight.of_first_frames(list(self._first.values())[: self._most(1)], now)
+            for stream in flight.streams:
+                del self._first[stream.id]
+            self._decodes.append(flight)
+            return flight
         due = self._due_chunks(now) if self._next_chunk <= now else []
         if not due:
             self._wake_at(self._next_chunk)
             return None
         due.sort(key=lambda entry: entry[:2])
         frames = due[0][2]
-        most = max(1, min(self._info.max_batch, self._policy.decode_work // frames))
-        streams = tuple([stream for _, _, size, stream in due if size == frames][:most])
+        streams = tuple([stream for _, _, size, stream in due if size == frames][: self._most(frames)])
         finish = []
         for stream in streams:
             stream.ready -= frames
@@ -229,21 +232,9 @@ class Scheduler:
         self._decodes.append(flight)
         return flight
 
-    def _first_decode(self, now: float) -> DecodeFlight:
-        """First frames go to the codec behind their launch: it waits for them on the device, where no thread
-        has to wake up in between."""
-        most = max(1, min(self._info.max_batch, self._policy.decode_work))
-        streams = tuple(self._first.values())[:most]
-        for stream in streams:
-            del self._first[stream.id]
-            stream.flying -= 1
-            stream.decoding += 1
-            stream.ahead += 1
-        flight = DecodeFlight(
-            streams=streams, frames=1, finish=(None,) * len(streams), launched=now, ahead=True
-        )
-        self._decodes.append(flight)
-        return flight
+    def _most(self, frames: int) -> int:
+        """Streams that one decode of so many frames takes."""
+        return max(1, min(self._info.max_batch, self._policy.decode_work // frames))
 
     # --- what ended ---------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ a lost, doubled or foreign frame shows. It refuses whatever the contract of `Fra
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from time import monotonic, sleep
 from typing import Any, Generic, TypeVar
@@ -246,6 +247,8 @@ class FakeModel:
             case "slots":
                 # frames launched, by tone
                 return msgspec.json.encode({str(s.job.tone): s.launched for s in self.slots.values()})
+            case "switch":
+                return msgspec.json.encode(sys.getswitchinterval())
             case "refuse":
                 raise DuplexError(ErrorCode.VOICE_NOT_FOUND, "no such voice", param="voice")
             case "hang":

@@ -35,6 +35,12 @@ async def test_eight_streams_at_once_get_their_own_audio_exactly() -> None:
         await _made_is(engine, {})
 
 
+async def test_threads_of_a_worker_hold_one_another_up_for_less_than_a_frame() -> None:
+    """Python lets a thread compute for 5 ms while others wait; a frame may be shorter than that."""
+    async with running() as engine:
+        assert msgspec.json.decode(await engine.call("switch", b"")) <= 0.001
+
+
 async def test_length_finish_is_told() -> None:
     async with running() as engine, engine.request(job(1, tail=100, most=9)) as request:
         chunks = [chunk async for chunk in request]
