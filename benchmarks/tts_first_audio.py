@@ -1,13 +1,15 @@
-"""Where the time until the first audio goes, stage by stage, on the CPU with the tiny checkpoint.
+"""Where the time until the first audio goes, stage by stage.
 
     python benchmarks/tts_first_audio.py [--requests 150] [--json FILE]
+    python benchmarks/tts_first_audio.py --device cuda --size 1.7B      # the same on a GPU, random weights
 
 A gateway with the `qwen3-tts` adapter runs in a process of its own and its worker in another; both are the
 product's code, with stamps of the monotonic clock put around a few of its functions from outside. One client
 asks for one short utterance after the other, half over HTTP, half over the WebSocket. Shown is the median
 time from the stamp before to each stamp. What the model computes ("model": its launches, which on the CPU are
 the work itself) is the tiny checkpoint's on this machine and tells nothing; the rest ("host") is the same
-code as beside a GPU. A second frame that is made before the first decode shows as host time in front of it.
+code as beside a GPU, whose own time shows where samples are waited for. A second frame that is made before the
+first decode shows as host time in front of it.
 The worker's CPU time a request, which other work on the machine changes little, stands below.
 """
 
@@ -251,22 +253,22 @@ def stages(entries: list[tuple[str, float]], began: float, first: float) -> dict
     return took
 
 
-def measured(requests: int) -> dict[str, Any]:
+def measured(requests: int, *, device: str, size: str) -> dict[str, Any]:
     """The figures of both ways in."""
-    from duplex.adapters.qwen3_tts.tiny import write_tiny_checkpoint
+    from tts_gpu_model import adapter_options
+    from tts_gpu_serve import toml
 
     here = Path(__file__).resolve()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_tiny_checkpoint(folder / "checkpoint")
+        options = adapter_options({"device": device, "size": size, "serve_slots": 4}, folder)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         create = "duplex.adapters.qwen3_tts.adapter:create"
         (folder / "gateway.toml").write_text(
             f'port = {port}\nadapter = ["{create}"]\nlog_level = "warning"\n'
-            f'[adapters."{create}"]\nmodel = "{folder / "checkpoint"}"\ndevice = "cpu"\n'
-            "threads = 1\nslots = 4\npositions = 256\n"
+            f"adapters = {toml({create: options})}\n"
         )
         env = os.environ | {STAMPS: name, "PYTHONPATH": str(here.parent)}
         gateway = subprocess.Popen(
@@ -319,7 +321,7 @@ def _read(folder: Path, part: str) -> dict[str, Any]:
 
 
 def _until_ready(port: int, gateway: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 240
     while gateway.poll() is None and time.monotonic() < until:
         try:
             over_http(port, 0)
@@ -334,12 +336,14 @@ def cli() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--requests", type=int, default=150)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--size", default="tiny", choices=("tiny", "0.6B", "1.7B"))
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
         serve(asked.serve)
         return
-    result = measured(asked.requests)
+    result = measured(asked.requests, device=asked.device, size=asked.size)
     print("| stamp | HTTP, ms | WebSocket, ms |\n| --- | --- | --- |")
     for name, words in ORDER:
         row = [result[way]["stages"].get(name) for way in ("http", "socket")]
