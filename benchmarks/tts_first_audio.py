@@ -8,8 +8,8 @@ product's code, with stamps of the monotonic clock put around a few of its funct
 asks for one short utterance after the other, half over HTTP, half over the WebSocket. Shown is the median
 time from the stamp before to each stamp. What the model computes ("model": its launches, which on the CPU are
 the work itself) is the tiny checkpoint's on this machine and tells nothing; the rest ("host") is the same
-code as beside a GPU, whose own time shows where samples are waited for. A second frame that is made before the
-first decode shows as host time in front of it.
+code as beside a GPU, whose own time shows where samples are waited for. A second frame that is made before
+the first decode shows as host time in front of it.
 The worker's CPU time a request, which other work on the machine changes little, stands below.
 """
 
