@@ -75,8 +75,12 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     extra: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # half of an IPv6 address, a port above 65535
+            good = False
+        if not good:
             raise DuplexError(ErrorCode.BAD_CONFIG, "url must be an http or https address", param="url")
 
     def __repr__(self) -> str:
