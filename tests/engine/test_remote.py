@@ -381,7 +381,9 @@ async def test_a_server_without_a_list_serves_the_model_that_is_named(server: Fa
     await engine.stop()
 
 
-@pytest.mark.parametrize("url", ["ftp://host/v1", "host:8000", "http://", "http://[bad/v1", "http://host:99999/v1"])
+@pytest.mark.parametrize(
+    "url", ["ftp://host/v1", "host:8000", "http://", "http://[bad/v1", "http://host:99999/v1"]
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(DuplexError) as refused:
         RemoteSettings(url=url)
