@@ -89,6 +89,7 @@ from duplex.dialects.native_frames import MAX_PTS, BinaryFrame, FrameKind, pack,
 from duplex.dialects.strict_json import json_type, parse_object
 from duplex.dialects.windows import (
     DEFAULT_SAMPLE_RATE,
+    check_clock,
     check_sample_rate,
     codec_window_from_msgpack,
     modality_of,
@@ -209,12 +210,12 @@ class NativeDialect:
                 rate = check_sample_rate(frame.flags or DEFAULT_SAMPLE_RATE, "flags")
                 return AudioWindow(pcm=payload, sample_rate=rate)
             case Modality.IMAGE:
-                return ImageWindow(data=still(payload, "the payload"), pts_ms=float(frame.pts))
+                return ImageWindow(data=still(payload, "the payload"), pts_ms=check_clock(frame.pts, "pts"))
             case Modality.VIDEO:
                 return VideoWindow(
                     kind=video_kind(payload),
                     data=payload,
-                    pts_ms=float(frame.pts),
+                    pts_ms=check_clock(frame.pts, "pts"),
                     duration_ms=float(frame.flags) if frame.flags else None,
                 )
             case _:

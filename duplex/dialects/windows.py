@@ -21,6 +21,8 @@ DEFAULT_SAMPLE_RATE: Final = 16000
 """Hz of audio that comes without a rate."""
 MIN_SAMPLE_RATE: Final = 8000
 MAX_SAMPLE_RATE: Final = 48000
+MAX_CLOCK_MS: Final = 1e15
+"""Latest time of a window: decoders count time in ticks of 64 bits. It is 31,000 years."""
 MAX_FRAMES: Final = 256
 """Stills in one video window."""
 MAX_LOOSE_BYTES: Final = 128 * 1024
@@ -108,6 +110,13 @@ def check_sample_rate(rate: int, param: str) -> int:
             param=param,
         )
     return rate
+
+
+def check_clock(pts: int, param: str) -> float:
+    """`pts` in ms, if a window may have it. Raises `INVALID_VALUE`."""
+    if pts > MAX_CLOCK_MS:
+        raise DuplexError(ErrorCode.INVALID_VALUE, f"{param} must be from 0 to 1e15", param=param)
+    return float(pts)
 
 
 def video_kind(data: bytes) -> str:
@@ -218,8 +227,8 @@ def _place(data: Fields) -> dict[str, Any]:
     """Where a window lies on the client's clock, and what the client says about it."""
     pts, duration = data.optional_number("pts_ms"), data.optional_number("duration_ms")
     for name, value in (("pts_ms", pts), ("duration_ms", duration)):
-        if value is not None and value < 0:
-            raise data.refuse(name, "0 or more")
+        if value is not None and not 0 <= value <= MAX_CLOCK_MS:
+            raise data.refuse(name, "from 0 to 1e15")
     return {
         "segment_id": data.identifier("segment_id"),
         "pts_ms": pts,
