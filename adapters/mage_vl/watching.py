@@ -83,6 +83,7 @@ class Watching:
         self._waiting: deque[_Window] = deque()
         self._bytes = 0
         self._dropped = False
+        self._cut = False  # a dropped window may have had the key frame that the next ones need
         self._ready: deque[_Ready] = deque()
         self._open: set[int] = set()  # serials of windows that are being prepared or looked at
         self._coalesced = 0
@@ -203,17 +204,21 @@ class Watching:
     async def _prepare(self, window: _Window) -> None:
         stream, media = self._stream, window.media
         if self._dropped:
-            self._dropped = False
+            self._dropped, self._cut = False, True
             stream.reset()
         try:
             segment = await (stream.finish() if media is None else stream.see(media, window.codec))
         except DuplexError as error:
-            self._tell(InputRejected(code=error.code, message=error.message))
+            if self._cut and error.code is ErrorCode.INVALID_MEDIA and _is_stream(media):
+                self._coalesced += 1  # given up with the one before it, and no fault of the client
+            else:
+                self._tell(InputRejected(code=error.code, message=error.message))
         except Exception:
             log.exception("a window broke its preparation")
             words = "the window broke its preparation"
             self._tell(InputRejected(code=ErrorCode.INVALID_MEDIA, message=words))
         else:
+            self._cut = self._cut and not _is_stream(media)
             if segment is not None:
                 self._offer(segment, window)
 
@@ -275,6 +280,11 @@ class Watching:
         for serial, waiter in self._waiters:
             if serial <= done and not waiter.done():
                 waiter.set_result(None)
+
+
+def _is_stream(media: Media | None) -> bool:
+    """It goes on with the stream of the window before it."""
+    return isinstance(media, VideoWindow) and not media.frames
 
 
 def timeless(glance: Glance) -> Glance:

@@ -109,7 +109,7 @@ class FakeStream:
         if self._backend.gate is not None:
             assert self._backend.gate.wait(PATIENCE_S)
         self._backend.prepared.append(window.segment_id)
-        if b"bad" in window.frames:
+        if b"bad" in window.frames or window.data.endswith(b"no key frame"):
             raise DuplexError(ErrorCode.INVALID_MEDIA, "not a picture")
         if b"broken" in window.frames:
             raise RuntimeError("a fault")

@@ -111,6 +111,28 @@ async def test_fault_38_windows_that_come_faster_than_they_can_be_prepared_are_d
     assert sum(lag.coalesced for lag in watched.all(InputLag)) + len(fakes.sight.looked) == 200
 
 
+async def test_windows_whose_key_frame_was_dropped_are_coalesced_and_no_fault_of_the_client(
+    fakes: Fakes, watched: Watched
+) -> None:
+    def piece(name: str, more: bytes = b"") -> VideoWindow:
+        data = b"\x00\x00\x00\x01\x67" + more
+        return VideoWindow(kind="video/h264", data=data, segment_id=name, pts_ms=0.0, duration_ms=1000.0)
+
+    fakes.backend.gate = threading.Event()
+    for number in range(70):  # those at the end go on where a dropped one had the key frame
+        await watched.session.append(piece(str(number), b"no key frame" if number > 60 else b""))
+    for number in range(70, 130):
+        await watched.session.append(piece(str(number), b"no key frame" if number < 80 else b""))
+    fakes.backend.gate.set()
+    await watched.session.finish()
+    assert not watched.all(InputRejected)
+    looked = len(fakes.sight.looked)
+    assert sum(lag.coalesced for lag in watched.all(InputLag)) + looked == 130
+    await watched.session.append(piece("unusable", b"no key frame"))
+    await watched.session.finish()
+    await watched.until(lambda: len(watched.all(InputRejected)) == 1)
+
+
 async def test_lone_images_are_all_looked_at_up_to_a_bound(fakes: Fakes, watched: Watched) -> None:
     fakes.sight.slow = asyncio.Event()
     await watched.session.append(clip("first"))
