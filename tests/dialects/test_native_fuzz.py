@@ -13,6 +13,7 @@ from duplex.core import types as t
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.dialects.native import NativeDialect
 from duplex.dialects.native_frames import FrameKind, pack
+from duplex.dialects.windows import MAX_CLOCK_MS
 
 _ALL = (
     c.Append
@@ -161,13 +162,28 @@ plain = st.recursive(
 @given(
     st.dictionaries(st.text(max_size=8), plain, min_size=1, max_size=5),
     st.text(min_size=1, max_size=20),
-    st.floats(0, allow_infinity=False),
+    st.floats(0, MAX_CLOCK_MS),
 )
 def test_codec_windows_are_the_same_by_either_way(codec, kind, pts):
+    as_json, as_frame = _codec_window_messages(codec, kind, pts)
+    window = t.CodecWindow(kind=kind, codec=codec, pts_ms=pts)
+    assert _append(as_json) == _append(as_frame, frames="binary") == window
+
+
+@settings(deadline=None)
+@given(finite.filter(lambda ms: not 0 <= ms <= MAX_CLOCK_MS))
+def test_codec_windows_beyond_the_clock_are_refused_by_either_way(pts):
+    as_json, as_frame = _codec_window_messages({"residual_energy": 1.0}, "h264", pts)
+    for message, query in ((as_json, {}), (as_frame, {"frames": "binary"})):
+        with pytest.raises(DuplexError, match="must be from 0 to 1e15") as refused:
+            _append(message, **query)
+        assert refused.value.code is ErrorCode.INVALID_VALUE
+
+
+def _codec_window_messages(codec, kind, pts):
     data = {"kind": kind, "codec": codec, "pts_ms": pts}
-    as_json = _append({"type": "input.append", "modality": "codec_window", "data": data})
-    frame = pack(FrameKind.CODEC_WINDOW, msgspec.msgpack.encode(data))
-    assert as_json == _append(frame, frames="binary") == t.CodecWindow(kind=kind, codec=codec, pts_ms=pts)
+    as_frame = pack(FrameKind.CODEC_WINDOW, msgspec.msgpack.encode(data))
+    return {"type": "input.append", "modality": "codec_window", "data": data}, as_frame
 
 
 @settings(deadline=None)
