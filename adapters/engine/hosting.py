@@ -33,10 +33,11 @@ BROKEN: Final = 1
 trusted, and a new process is."""
 
 GONE: Final = "the gateway's end of the socket is closed"
-_READ: Final = 1 << 16  # bytes
+_READ: Final = 1 << 18  # bytes
 
 SWITCH_INTERVAL_S: Final = 5e-4
-"""How long a thread keeps the interpreter while others want it. The default, 5 ms, is more than a frame."""
+"""How long a thread keeps the interpreter while others want it. The default, 5 ms, is more than a frame, and
+who launches frames must not wait for one behind somebody who packs audio or encodes a voice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,7 @@ def cannot_start(error: Exception, log: logging.Logger) -> Failed:
     """The word that tells the gateway why; it is logged too."""
     if isinstance(error, DuplexError):
         log.error("cannot start: %s", error)
-        return Failed(id=0, code=error.code.value, message=error.message, param=error.param)
+        return Failed.of(0, error)
     log.error("cannot start", exc_info=error)
     return Failed(id=0, code=ErrorCode.ADAPTER_FAILED.value, message=f"{type(error).__name__}: {error}")
 

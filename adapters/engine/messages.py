@@ -6,10 +6,11 @@ itself: a `Failed` of it says why it cannot start.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from duplex.adapters.engine.model import ModelInfo
 from duplex.adapters.engine.wire import Message
+from duplex.core.errors import DuplexError
 
 
 class Start(Message, frozen=True, kw_only=True):
@@ -91,6 +92,11 @@ class Failed(Message, frozen=True, kw_only=True):
     code: str
     message: str
     param: str | None = None
+
+    @classmethod
+    def of(cls, id: int, error: DuplexError) -> Self:
+        """The failure of a request or call by this error."""
+        return cls(id=id, code=error.code.value, message=error.message, param=error.param)
 
 
 class Answer(Message, frozen=True, kw_only=True):

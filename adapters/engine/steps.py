@@ -93,7 +93,7 @@ class Stepper:
                     except DuplexError as error:
                         scheduler.abort(message.id)
                         self._free()
-                        return _failed(message.id, error)
+                        return Failed.of(message.id, error)
             case Credit():
                 scheduler.grant(message.id, message.frames)
             case Abort():
@@ -148,7 +148,7 @@ class Stepper:
     def _refused(self, stream: Stream, now: float) -> Failed:
         waited_s = (now - stream.arrived) / 1e3
         words = f"all {self._model.info.slots} slots have been taken for {waited_s:.0f} s: try again later"
-        return _failed(stream.id, DuplexError(ErrorCode.SERVER_FULL, words))
+        return Failed.of(stream.id, DuplexError(ErrorCode.SERVER_FULL, words))
 
     def _begin(self, stream: Stream) -> Failed | None:
         """Begin an admitted request, with the text that came before it had a slot."""
@@ -157,14 +157,14 @@ class Stepper:
             view = model.begin(stream.slot, stream.job)
         except DuplexError as error:
             scheduler.refused(stream)
-            return _failed(stream.id, error)
+            return Failed.of(stream.id, error)
         try:
             for text, ended in joined(stream.text):
                 model.add_text(stream.slot, text, ended=ended)
         except DuplexError as error:
             scheduler.abort(stream.id)
             self._free()
-            return _failed(stream.id, error)
+            return Failed.of(stream.id, error)
         scheduler.begun(stream, view)
         return None
 
@@ -176,7 +176,3 @@ class Stepper:
 def joined(text: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
     """Pieces of text as one piece, ended if its last one is."""
     return [("".join(piece for piece, _ in text), text[-1][1])] if text else []
-
-
-def _failed(id: int, error: DuplexError) -> Failed:
-    return Failed(id=id, code=error.code.value, message=error.message, param=error.param)

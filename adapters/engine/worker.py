@@ -18,27 +18,28 @@ import gc
 import logging
 import os
 import socket
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Final, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 import msgspec
 import numpy as np
 
 from duplex.adapters.engine.hosting import (
     BROKEN,
+    GONE,
     STOPPED,
     Command,
     cannot_start,
     command,
     leave,
     load_model,
+    messages,
     on_signals,
     resident_bytes,
+    watched_thread,
 )
 from duplex.adapters.engine.messages import (
     Answer,
@@ -56,14 +57,9 @@ from duplex.adapters.engine.model import FrameModel, FrameResult, Pending
 from duplex.adapters.engine.outlet import Outlet
 from duplex.adapters.engine.settings import WorkerSettings
 from duplex.adapters.engine.steps import LastWord, Output, RequestMessage, Stepper
-from duplex.adapters.engine.wire import Unpacker
 from duplex.core.errors import DuplexError, ErrorCode
 
 log = logging.getLogger("duplex.engine.worker")
-
-SWITCH_S: Final = 0.0005
-"""How long a thread of a worker computes while another one wants to, seconds. Python's own 5 ms is as long as
-a frame, and the step thread must not wait for one behind somebody who packs audio or encodes a voice."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -233,35 +229,19 @@ class Worker:
     # --- the other threads --------------------------------------------------------------------------
 
     def _thread(self, name: str, body: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                body()
-            except Exception:
-                log.exception("the %s thread failed", name)
-                self.stop(f"the {name} thread failed", BROKEN)
-
-        threading.Thread(target=run, name=f"engine {name}", daemon=True).start()
+        watched_thread(f"engine {name}", body, self.stop, log)
 
     def _read(self) -> None:
-        unpacker: Unpacker[ToWorker] = Unpacker(ToWorker)
-        while True:
-            try:
-                data = self._socket.recv(1 << 18)
-            except OSError:
-                data = b""
-            if not data:
-                self.stop("the gateway's end of the socket is closed")
-                return
-            at = _now()
-            for message in unpacker.feed(data):
-                match message:
-                    case Call():
-                        self._calls.put(message)
-                    case Stop():
-                        self.stop("told to")
-                        return
-                    case _:
-                        self._inbox.put(_Read(message, at))
+        for message in messages(self._socket, ToWorker):
+            match message:
+                case Call():
+                    self._calls.put(message)
+                case Stop():
+                    self.stop("told to")
+                    return
+                case _:
+                    self._inbox.put(_Read(message, _now()))
+        self.stop(GONE)
 
     def _collect(self) -> None:
         while True:
@@ -293,9 +273,7 @@ class Worker:
             try:
                 payload = model.call(call.name, call.payload)
             except DuplexError as error:
-                self._outlet.say(
-                    Failed(id=call.id, code=error.code.value, message=error.message, param=error.param)
-                )
+                self._outlet.say(Failed.of(call.id, error))
             except Exception as error:
                 log.exception("the call %r failed", call.name)
                 words = f"{call.name}: {type(error).__name__}: {error}"
@@ -327,7 +305,6 @@ def _now() -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The process, but for its end: returns the exit code."""
     told = command("duplex.adapters.engine.worker", "A frame engine's worker.", arguments)
-    sys.setswitchinterval(SWITCH_S)
     worker = Worker(told.sock, lambda: _load(told), told.settings)
     on_signals(worker.stop)
     return worker.run()

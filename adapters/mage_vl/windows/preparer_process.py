@@ -162,8 +162,7 @@ class PreparerProcess:
             made = self._see(prepare, windows)
             segment = None if made is None else self._slots.put_segment(prepare.slot, made)
         except DuplexError as error:
-            failed = Failed(id=prepare.id, code=error.code.value, message=error.message, param=error.param)
-            self._outlet.say(failed)
+            self._outlet.say(Failed.of(prepare.id, error))
         except Exception:
             log.exception("a window broke its preparation")
             self._outlet.say(Failed(id=prepare.id, code=ErrorCode.INVALID_MEDIA.value, message=BROKE_IT))
