@@ -17,6 +17,7 @@ import httpx
 import msgspec
 
 from duplex.adapters.embedded.replies import DEFAULT_INSTRUCTIONS, SILENCE, ReplyPart, ReplyRequest
+from duplex.adapters.engine.server_events import DONE, Events, TooLong
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.text import WholeCharacters
 from duplex.core.types import LengthReached, ToolCallDelta, ToolSpec
@@ -26,7 +27,6 @@ READ_TIMEOUT_S: Final = 30.0
 """Longest silence of the endpoint, before the first word too."""
 MAX_REPLY: Final = 16_000
 """Characters. A reply that runs on is cut here: it is 15 minutes of speech."""
-_MAX_LINE = 1024 * 1024
 _MAX_HISTORY = 40  # items
 
 
@@ -164,16 +164,18 @@ class ChatReplies:
             body = await response.aread()
             yield self._content(body.decode("utf-8", "replace"))
             return
-        async with aclosing(_lines(response)) as lines:
-            async for line in lines:
-                if line is None:
-                    raise self._failed("sent a line of more than 1 MiB")
-                if not line.startswith("data:"):
-                    continue
-                data = line[5:].strip()
-                if data == "[DONE]":
-                    return
-                yield self._content(data)
+        events = Events()
+        try:
+            async for part in response.aiter_bytes():
+                for data in events.feed(part):
+                    if data == DONE:
+                        return
+                    yield self._content(data.decode("utf-8", "replace"))
+        except TooLong:
+            raise self._failed("sent a line of more than 1 MiB") from None
+        for data in events.end():
+            if data != DONE:
+                yield self._content(data.decode("utf-8", "replace"))
 
     def _content(self, data: str) -> tuple[_Content, str | None]:
         try:
@@ -282,19 +284,6 @@ def messages(request: ReplyRequest) -> list[dict[str, Any]]:
     if wanted[-1]["role"] not in ("user", "tool"):
         wanted.append({"role": "user", "content": "Hello." if len(wanted) == 1 else "Go on."})
     return wanted
-
-
-async def _lines(response: httpx.Response) -> AsyncGenerator[str | None, None]:
-    """Lines of the body; None for one that is too long."""
-    waiting = b""
-    async for part in response.aiter_bytes():
-        *whole, waiting = (waiting + part).split(b"\n")
-        for line in whole:
-            yield line.decode("utf-8", "replace").rstrip("\r")
-        if len(waiting) > _MAX_LINE:
-            yield None
-    if waiting:
-        yield waiting.decode("utf-8", "replace")
 
 
 def _words(error: Any) -> str:

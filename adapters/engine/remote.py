@@ -28,7 +28,6 @@ from duplex.adapters.engine.language import (
 )
 from duplex.adapters.engine.language_figures import Totals, figures
 from duplex.adapters.engine.remote_wire import (
-    DONE,
     Chunk,
     Models,
     body_of,
@@ -38,7 +37,7 @@ from duplex.adapters.engine.remote_wire import (
     refusal_of,
     words_in,
 )
-from duplex.adapters.engine.server_events import Events, TooLong
+from duplex.adapters.engine.server_events import DONE, Events, TooLong
 from duplex.adapters.health import Figure
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.text import WholeCharacters

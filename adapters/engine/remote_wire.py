@@ -11,8 +11,6 @@ import msgspec
 from duplex.adapters.engine.language import ChatPrompt, Finish, Sampling, TokenPrompt
 from duplex.core.errors import DuplexError, ErrorCode
 
-DONE: Final = b"[DONE]"
-
 _TOO_LONG: Final = (
     "context_length",
     "context length",

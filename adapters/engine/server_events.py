@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
+DONE: Final = b"[DONE]"
+"""The event that says that no more come."""
 MOST: Final = 1024 * 1024
 """Bytes of a line at most."""
 
@@ -22,16 +25,18 @@ class Events:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes) -> Iterator[bytes]:
         """The events that are complete now.
 
         Raises:
-            TooLong: the server writes no events.
+            TooLong: behind them the server writes no events.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
         if len(self._rest) > MOST:
             raise TooLong
-        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
     def end(self) -> list[bytes]:
         """The event whose line was not ended, if there is one."""
