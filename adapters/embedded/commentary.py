@@ -25,7 +25,8 @@ from duplex.adapters.embedded.objects import ObjectDetector
 from duplex.adapters.embedded.onscreen_text import TextReader
 from duplex.adapters.embedded.tags import Tagger
 from duplex.adapters.embedded.words import sentence
-from duplex.codecs.video import VideoLimits, container_of
+from duplex.adapters.first_sight import check_window
+from duplex.codecs.video import VideoLimits
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import (
     AudioDelta,
@@ -157,29 +158,13 @@ class CommentarySession:
         """Queue a window. What is wrong at first sight is refused here, the rest by an `InputRejected`."""
         if isinstance(window, TextWindow):
             return  # it comes back as the turn's question
-        if isinstance(window, VideoWindow):
-            self._check_video(window)
-        elif isinstance(window, ImageWindow):
-            if not window.data:
-                raise DuplexError(ErrorCode.EMPTY_INPUT, "an image without bytes", param="data")
+        if isinstance(window, VideoWindow | ImageWindow):
+            check_window(window, self._limits.max_bytes)
         elif not isinstance(window, CodecWindow):
             raise DuplexError(
                 ErrorCode.UNSUPPORTED_MODALITY, f"unsupported input modality: {window.modality}"
             )
         self._analysis.submit(window)
-
-    def _check_video(self, window: VideoWindow) -> None:
-        if window.frames:
-            if not all(window.frames):
-                raise DuplexError(ErrorCode.EMPTY_INPUT, "a frame without bytes", param="data")
-            return
-        if not window.data:
-            raise DuplexError(ErrorCode.EMPTY_INPUT, "a video window without bytes or frames", param="data")
-        if len(window.data) > self._limits.max_bytes:
-            raise DuplexError(
-                ErrorCode.MEDIA_TOO_LARGE, f"a window of {len(window.data):,} bytes", param="data"
-            )
-        container_of(window.kind, window.data)
 
     async def commit(self) -> bool:
         """There is something to say as soon as something was sent to look at."""

@@ -14,12 +14,12 @@ import msgspec
 
 from duplex.adapters.base import BaseSession
 from duplex.adapters.engine.language import SEEDS, LanguageEngine, Sampling
+from duplex.adapters.first_sight import check_window
 from duplex.adapters.mage_vl.decisions import Decisions
 from duplex.adapters.mage_vl.history import History, Slide, fit
 from duplex.adapters.mage_vl.options import Limits
 from duplex.adapters.mage_vl.ports import Backend, Draft, Glance, Picture, Sight, Writer
 from duplex.adapters.mage_vl.watching import MOST_WAITING_BYTES, Watching
-from duplex.codecs.video import container_of
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import (
     CodecWindow,
@@ -122,11 +122,8 @@ class MageSession(BaseSession):
         """Queue a window. What is wrong at first sight is refused here, the rest by an `InputRejected`."""
         if isinstance(window, TextWindow):
             return  # it comes back as the turn's question
-        if isinstance(window, VideoWindow):
-            _check_video(window)
-        elif isinstance(window, ImageWindow):
-            if not window.data:
-                raise DuplexError(ErrorCode.EMPTY_INPUT, "an image without bytes", param="data")
+        if isinstance(window, VideoWindow | ImageWindow):
+            check_window(window, MOST_WAITING_BYTES)
         elif not isinstance(window, CodecWindow) or not self._parts.backend.takes_codec:
             words = f"unsupported input modality: {window.modality}"
             raise DuplexError(ErrorCode.UNSUPPORTED_MODALITY, words)
@@ -266,15 +263,3 @@ def _conversation(turn: Turn, question: str, most: int) -> tuple[HistoryItem, ..
     if items and items[-1].role == "user" and items[-1].text == question:
         items.pop()
     return tuple(items[-most:]) if most > 0 else ()
-
-
-def _check_video(window: VideoWindow) -> None:
-    if window.frames:
-        if not all(window.frames):
-            raise DuplexError(ErrorCode.EMPTY_INPUT, "a frame without bytes", param="data")
-        return
-    if not window.data:
-        raise DuplexError(ErrorCode.EMPTY_INPUT, "a video window without bytes or frames", param="data")
-    if len(window.data) > MOST_WAITING_BYTES:
-        raise DuplexError(ErrorCode.MEDIA_TOO_LARGE, f"a window of {len(window.data):,} bytes", param="data")
-    container_of(window.kind, window.data)
