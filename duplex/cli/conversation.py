@@ -33,6 +33,7 @@ from duplex.clients import (
     TextDelta,
 )
 from duplex.clients.protocol import Frame
+from duplex.codecs.video_split import ClipWindow
 from duplex.dialects.native_frames import unpack
 
 MICROPHONE_RATE: Final = 16000
@@ -120,6 +121,18 @@ class Conversation:
         self.timeline.record("text.sent", text=question)
         self._questions += 1
         await self.client.append_text(question)
+
+    async def show(self, window: ClipWindow) -> None:
+        """A piece of a clip."""
+        self.timeline.record(
+            "video.sent", pts_ms=window.pts_ms, duration_ms=window.duration_ms, bytes=len(window.data)
+        )
+        await self.client.append_video(
+            window.data,
+            kind=window.kind,
+            pts_ms=round(window.pts_ms, 3),
+            duration_ms=round(window.duration_ms, 3),
+        )
 
     async def hear(self, chunk: NDArray[np.int16]) -> None:
         """Microphone audio: samples at `MICROPHONE_RATE`."""

@@ -82,15 +82,7 @@ async def look(talk: Conversation, shown: Shown, questions: Sequence[str]) -> No
         talk.timeline.record("image.sent", bytes=len(shown.picture))
         await talk.client.append_image(shown.picture)
     for window in shown.windows:
-        talk.timeline.record(
-            "video.sent", pts_ms=window.pts_ms, duration_ms=window.duration_ms, bytes=len(window.data)
-        )
-        await talk.client.append_video(
-            window.data,
-            kind=window.kind,
-            pts_ms=round(window.pts_ms, 3),
-            duration_ms=round(window.duration_ms, 3),
-        )
+        await talk.show(window)
     for question in questions or ("",):
         known = len(talk.answers)
         if question:

@@ -20,7 +20,6 @@ from duplex.cli.gateway import COMMENTARY, SESSION_PATH, VIDEO_PATH, target
 from duplex.cli.look import SILENT, Shown, look, picture, whole
 from duplex.cli.screen import Screen
 from duplex.cli.timeline import Timeline
-from duplex.codecs.video_split import ClipWindow
 
 ANSWER_S: Final = 20.0
 """Longest wait for what is still to be said when the clip is over."""
@@ -163,7 +162,7 @@ async def watch(
         if waiting and waiting[0].at_ms < end_ms:
             screen.asked(end_ms)
             await talk.ask(waiting.pop(0).text)
-        await _send(talk, window)
+        await talk.show(window)
         sent += 1
         screen.sent(end_ms)
     if tells or talk.watched:
@@ -183,18 +182,6 @@ async def watch(
     screen.ended()
     if talk.errors:
         raise CommandError(talk.errors[0].message)
-
-
-async def _send(talk: Conversation, window: ClipWindow) -> None:
-    talk.timeline.record(
-        "video.sent", pts_ms=window.pts_ms, duration_ms=window.duration_ms, bytes=len(window.data)
-    )
-    await talk.client.append_video(
-        window.data,
-        kind=window.kind,
-        pts_ms=round(window.pts_ms, 3),
-        duration_ms=round(window.duration_ms, 3),
-    )
 
 
 async def _looked_at(talk: Conversation, count: int) -> bool:

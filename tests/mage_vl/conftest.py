@@ -10,6 +10,8 @@ import pytest
 
 if TYPE_CHECKING:
     from duplex.adapters.engine.vllm_engine import VllmEngine
+    from duplex.adapters.mage_vl.config import MageConfig
+    from duplex.adapters.mage_vl.prompt import ChatWriter
 
 CONTEXT = 2048
 
@@ -19,6 +21,20 @@ def mage_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from duplex.adapters.mage_vl.tiny import write_tiny_checkpoint
 
     return write_tiny_checkpoint(tmp_path_factory.mktemp("mage") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def config(mage_folder: Path) -> MageConfig:
+    from duplex.adapters.mage_vl.config import read_config
+
+    return read_config(mage_folder)
+
+
+@pytest.fixture(scope="session")
+def writer(mage_folder: Path, config: MageConfig) -> ChatWriter:
+    from duplex.adapters.mage_vl.prompt import ChatWriter
+
+    return ChatWriter.load(mage_folder, config)
 
 
 @pytest.fixture(scope="session")

@@ -12,23 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duplex.adapters.engine.language import MediaPrompt, TokenPrompt, length_of
-from duplex.adapters.mage_vl.config import MageConfig, read_config
+from duplex.adapters.mage_vl.config import MageConfig
 from duplex.adapters.mage_vl.ports import Draft, Picture
 from duplex.adapters.mage_vl.prompt import DEFAULT_QUESTION, ChatWriter, Pixels, Spread, runs_of
 from duplex.adapters.mage_vl.text import DEFAULT_SYSTEM
 from duplex.core.types import HistoryItem
 
 pytest.importorskip("tokenizers", reason="in the extras `vllm` and `cpu-engine`")
-
-
-@pytest.fixture(scope="module")
-def config(mage_folder: Path) -> MageConfig:
-    return read_config(mage_folder)
-
-
-@pytest.fixture(scope="module")
-def writer(mage_folder: Path, config: MageConfig) -> ChatWriter:
-    return ChatWriter.load(mage_folder, config)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from duplex.adapters.engine.language import Sampling
-from duplex.adapters.mage_vl.config import MageConfig, read_config
+from duplex.adapters.mage_vl.config import MageConfig
 from duplex.adapters.mage_vl.ports import Draft, Picture
 from duplex.adapters.mage_vl.prompt import ChatWriter, Pixels, Spread, runs_of
 from duplex.adapters.mage_vl.windows.types import VisualInput
@@ -34,16 +34,6 @@ SAID = (
     HistoryItem(role="user", text="Hello?"),
     HistoryItem(role="assistant", text="The voice was calm."),
 )
-
-
-@pytest.fixture(scope="module")
-def config(mage_folder: Path) -> MageConfig:
-    return read_config(mage_folder)
-
-
-@pytest.fixture(scope="module")
-def writer(mage_folder: Path, config: MageConfig) -> ChatWriter:
-    return ChatWriter.load(mage_folder, config)
 
 
 @pytest.fixture(scope="module")
