@@ -30,9 +30,10 @@ from typing import Any, Final
 import numpy as np
 
 import duplex.cli
+from duplex.adapters.mage_vl.ports import Stream
 from duplex.adapters.mage_vl.windows.backends import WindowOptions
 from duplex.adapters.mage_vl.windows.preparers import Preparers, usual_count
-from duplex.adapters.mage_vl.windows.preparing import Stream, Threads
+from duplex.adapters.mage_vl.windows.preparing import Threads
 from duplex.codecs.video_split import split_clip
 from duplex.core.types import VideoWindow
 

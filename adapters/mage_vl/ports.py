@@ -9,14 +9,14 @@ import msgspec
 
 from duplex.adapters.engine.language import Prompt
 from duplex.adapters.health import Figure
+from duplex.adapters.mage_vl.windows.source import Visible
 from duplex.adapters.mage_vl.windows.types import VisualInput
-from duplex.core.types import CodecWindow, HistoryItem, ImageWindow, VideoWindow
+from duplex.core.types import CodecWindow, HistoryItem
 
 if TYPE_CHECKING:
     from duplex.adapters.mage_vl.windows.pairing import Pairing
 
-Visible: TypeAlias = VideoWindow | ImageWindow
-Media: TypeAlias = VideoWindow | ImageWindow | CodecWindow
+Media: TypeAlias = Visible | CodecWindow
 
 
 class Stream(Protocol):

@@ -99,7 +99,7 @@ class MageSession(BaseSession):
     def __init__(self, parts: Parts, settings: SessionSettings) -> None:
         self._parts = parts
         self._settings = settings
-        self._options = session_options(settings)
+        session_options(settings)  # refused now, not at the first answer
         limits = parts.limits
         self.history = History(limits.kept_windows, limits.history_bytes)
         self._shown = Slide(self.history, limits.windows)
@@ -134,7 +134,7 @@ class MageSession(BaseSession):
         return self._watching.submitted > 0
 
     async def update(self, settings: SessionSettings) -> None:
-        self._options = session_options(settings)
+        session_options(settings)
         self._settings = settings
 
     async def finish(self) -> None:
@@ -191,9 +191,10 @@ class MageSession(BaseSession):
             return
         if turn.trigger is not Trigger.PROACTIVE:
             await self._caught_up()
-        sampling = self._sampling(turn)
+        options = session_options(turn.settings)
+        sampling = self._sampling(turn, options)
         try:
-            draft = await self._draft(turn, sampling.max_tokens)
+            draft = await self._draft(turn, options.prompt, sampling.max_tokens)
             finish = None
             async with aclosing(self._parts.engine.generate(draft.prompt, sampling)) as deltas:
                 async for delta in deltas:
@@ -221,8 +222,8 @@ class MageSession(BaseSession):
             words = f"nothing was looked at within {wait_s:g} s: the eye is behind"
             raise DuplexError(ErrorCode.ADAPTER_FAILED, words)
 
-    def _sampling(self, turn: Turn) -> Sampling:
-        limits, options = self._parts.limits, session_options(turn.settings)
+    def _sampling(self, turn: Turn, options: SessionOptions) -> Sampling:
+        limits = self._parts.limits
         most = options.max_new_tokens or limits.max_new_tokens
         if turn.settings.max_output_tokens is not None:
             most = min(most, turn.settings.max_output_tokens)
@@ -232,11 +233,11 @@ class MageSession(BaseSession):
             seed=options.seed if options.seed is not None else limits.seed,
         )
 
-    async def _draft(self, turn: Turn, answer_tokens: int) -> Draft:
-        """The prompt, with as much of the past as there is room for. A long one takes milliseconds to write
-        and is written in a thread."""
+    async def _draft(self, turn: Turn, request: str | None, answer_tokens: int) -> Draft:
+        """The prompt for the turn's question, or for a comment as `request` has it, with as much of the past
+        as there is room for. A long one takes milliseconds to write and is written in a thread."""
         parts, limits = self._parts, self._parts.limits
-        question = turn.question or session_options(turn.settings).prompt or limits.prompt
+        question = turn.question or request or limits.prompt
         # a question begins with the conversation, which is never the same: there is nothing to read again
         glances = self.history.last(limits.question_windows) if turn.question else self._shown.windows()
         if not glances and not turn.question:

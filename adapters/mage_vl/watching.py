@@ -16,8 +16,9 @@ from typing import Final
 
 import msgspec
 
-from duplex.adapters.mage_vl.ports import Eye, Glance, Media, Stream, Visible
+from duplex.adapters.mage_vl.ports import Eye, Glance, Media, Stream
 from duplex.adapters.mage_vl.windows.pairing import Alone, Paired, Pairing
+from duplex.adapters.mage_vl.windows.source import Visible
 from duplex.adapters.mage_vl.windows.types import VisualInput
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import CodecWindow, ImageWindow, InputLag, InputRejected, Signal, VideoWindow

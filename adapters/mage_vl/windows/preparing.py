@@ -10,27 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
 
 from duplex.adapters.health import Figure
+from duplex.adapters.mage_vl.ports import Stream
 from duplex.adapters.mage_vl.windows.backends import Backend, WindowOptions, check, open_windows
+from duplex.adapters.mage_vl.windows.source import Visible
 from duplex.adapters.mage_vl.windows.types import VisualInput
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.types import CodecWindow, ImageWindow, VideoWindow
-
-
-class Stream(Protocol):
-    """One session's windows on their way to segments; its methods belong to the event loop."""
-
-    async def see(
-        self, window: VideoWindow | ImageWindow, codec: CodecWindow | None = None
-    ) -> VisualInput | None: ...
-
-    async def finish(self) -> VisualInput | None: ...
-
-    def reset(self) -> None: ...
-
-    def close(self) -> None: ...
+from duplex.core.types import CodecWindow
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,9 +99,7 @@ class _ThreadedStream:
         self._gap = False
         self.close = windows.close
 
-    async def see(
-        self, window: VideoWindow | ImageWindow, codec: CodecWindow | None = None
-    ) -> VisualInput | None:
+    async def see(self, window: Visible, codec: CodecWindow | None = None) -> VisualInput | None:
         return await self._run(lambda: self._windows.see(window, codec))
 
     async def finish(self) -> VisualInput | None:

@@ -26,12 +26,13 @@ from preparing_bench import (
 
 from duplex.adapters.mage_vl.building import Windows
 from duplex.adapters.mage_vl.options import MageOptions
+from duplex.adapters.mage_vl.ports import Stream
 from duplex.adapters.mage_vl.windows import preparer, preparers
 from duplex.adapters.mage_vl.windows.backends import WindowOptions, open_windows
 from duplex.adapters.mage_vl.windows.preparer_memory import KEPT_BYTES
 from duplex.adapters.mage_vl.windows.preparer_process import BROKE_IT
 from duplex.adapters.mage_vl.windows.preparers import Preparers
-from duplex.adapters.mage_vl.windows.preparing import Stream, Threads
+from duplex.adapters.mage_vl.windows.preparing import Threads
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import CodecWindow, ImageWindow, VideoWindow
 

@@ -36,9 +36,9 @@ from preparing_bench import (
 
 from duplex.adapters.mage_vl.adapter import MageVl
 from duplex.adapters.mage_vl.options import MageOptions
+from duplex.adapters.mage_vl.ports import Stream
 from duplex.adapters.mage_vl.windows.backends import WindowOptions
 from duplex.adapters.mage_vl.windows.preparers import Preparers
-from duplex.adapters.mage_vl.windows.preparing import Stream
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import GateScore, InputRejected, OpenSession, SessionSettings, VideoWindow
 
