@@ -68,6 +68,20 @@ def turned(low_at, high_at, cos, sin):
     return tl.fma(low, cos, -(high * sin)), tl.fma(high, cos, low * sin)
 
 
+@triton.jit
+def _power(row, ks, here, CHANNELS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
+    """The sum of squares of the rows at `row`, (m,).
+
+    In a loop of its own: in one that also multiplies these numbers, whose copies run ahead, Triton 3.6 lets a
+    copy overwrite what is still to be squared, now and then, when the device has other work too.
+    """
+    power = tl.zeros([BM], dtype=tl.float32)
+    for k in tl.range(0, CHANNELS, BK, num_stages=1):
+        wide = tl.load(row[:, None] + ks[None, :] + k, mask=here[:, None], other=0.0).to(tl.float32)
+        power += tl.sum(wide * wide, axis=1)
+    return power
+
+
 @triton.jit(do_not_specialize=["rows", "length", "dilation"])
 def product(
     x,
@@ -124,8 +138,9 @@ def product(
         now = x + batch.to(tl.int64) * length * CHANNELS
     else:
         now = x + ms.to(tl.int64) * CHANNELS
+    if NORM:
+        power = _power(now, ks, here, CHANNELS, BM, BK)
     sums = tl.zeros([BM, BN], dtype=tl.float32)
-    power = tl.zeros([BM], dtype=tl.float32)
     for k in tl.range(0, depth, BK, num_stages=STAGES):
         if TAPS > 1:
             tap = k // CHANNELS
@@ -137,9 +152,6 @@ def product(
             row = now + k
         part = tl.load(row[:, None] + ks[None, :], mask=here[:, None], other=0.0)
         weight = tl.load(w_at + k, mask=wanted[None, :], other=0.0)
-        if NORM:
-            wide = part.to(tl.float32)
-            power += tl.sum(wide * wide, axis=1)
         sums = tl.dot(part, weight, sums, input_precision="ieee")
     # a sum after a product is written as one operation: else the compiler chooses, tile by tile
     shift = tl.zeros([BN], dtype=tl.float32)
@@ -188,15 +200,13 @@ def gated(
     ns = (tl.program_id(0) % across) * BN + tl.arange(0, BN)
     ks = tl.arange(0, BK)
     here, wanted = ms < rows, ns < outputs
-    x_at = x + ms[:, None] * CHANNELS + ks[None, :]
+    row = x + ms * CHANNELS
     w_at = w + ns[None, :] * CHANNELS + ks[:, None]
+    power = _power(row, ks, here, CHANNELS, BM, BK)
     gate = tl.zeros([BM, BN], dtype=tl.float32)
     up = tl.zeros([BM, BN], dtype=tl.float32)
-    power = tl.zeros([BM], dtype=tl.float32)
     for k in tl.range(0, CHANNELS, BK, num_stages=STAGES):
-        part = tl.load(x_at + k, mask=here[:, None], other=0.0)
-        wide = part.to(tl.float32)
-        power += tl.sum(wide * wide, axis=1)
+        part = tl.load(row[:, None] + ks[None, :] + k, mask=here[:, None], other=0.0)
         gate = tl.dot(part, tl.load(w_at + k, mask=wanted[None, :], other=0.0), gate, input_precision="ieee")
         weight = tl.load(w_at + outputs * CHANNELS + k, mask=wanted[None, :], other=0.0)
         up = tl.dot(part, weight, up, input_precision="ieee")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -33,9 +34,10 @@ CPU = torch.device("cpu")
 
 def interpreted(script: str, *arguments: str) -> str:
     """What a script of this folder prints in Triton's interpreter."""
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     result = subprocess.run(
         [sys.executable, str(HERE / script), *arguments],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)},
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         timeout=280,
@@ -135,3 +137,44 @@ def test_samples_are_the_same_bit_for_bit_on_the_device() -> None:
         ids = every[slot : slot + 1]
         alone = torch.cat([codec.decode(ids, part) for part in streams[ids].split(1, dim=1)], dim=1)
         assert torch.equal(alone[0], together[slot])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_samples_are_the_same_beside_other_work() -> None:
+    """The squares of a row for its norm were now and then those of what the pipeline had copied over it."""
+    device = torch.device("cuda")
+    codec = decoder("kernels", dtype=torch.bfloat16, device=device, plain=False, slots=1, max_batch=1)
+    stream = codes(0, 8)[None].to(device)
+    slot = torch.zeros(1, device=device, dtype=torch.int64)
+    matrix = torch.randn(4096, 4096, device=device).bfloat16()
+    beside = torch.cuda.Stream()
+
+    def spoken() -> torch.Tensor:
+        codec.reset(0)
+        return torch.cat([codec.decode(slot, part) for part in stream.split(1, dim=1)], dim=1)
+
+    alone = spoken()
+    for _ in range(8):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(beside):
+            for _ in range(200):
+                matrix @ matrix
+        assert torch.equal(spoken(), alone)
+
+
+def test_a_loop_whose_copies_run_ahead_only_multiplies() -> None:
+    """What else such a loop did with a row, Triton 3.6 did to the copy behind it now and then."""
+    tree = ast.parse((HERE.parents[1] / "adapters/qwen3_tts/codec_kernels.py").read_text(encoding="utf-8"))
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For) and "STAGES" in ast.dump(node.iter)]
+    assert len(loops) == 2
+    for loop in loops:
+        nodes = list(ast.walk(loop))
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        made = [node for node in nodes if isinstance(node, ast.Assign)]
+        loads = [node for node in made if ast.unparse(node.value).startswith("tl.load(")]
+        loaded = {ast.unparse(target) for load in loads for target in load.targets}
+        assert loaded == {"part", "weight"}
+        dots = [n for n in nodes if isinstance(n, ast.Call) and ast.unparse(n.func) == "tl.dot"]
+        multiplied = {id(argument) for dot in dots for argument in dot.args[:2]}
+        read = {id(name) for name in names if isinstance(name.ctx, ast.Load) and name.id in loaded}
+        assert read <= multiplied
