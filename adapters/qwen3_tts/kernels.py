@@ -225,70 +225,96 @@ def _norm_rotate(a, b, norm_a, norm_b, cos, sin, eps, D: tl.constexpr):
 
 @triton.jit
 def _attend(
-    qa, qb, ka_new, kb_new, va_new, vb_new, keys, values, position, scale, first,
-    D: tl.constexpr, BT: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, INSERT: tl.constexpr,
+    qa, qb, new, keys, values, position, scale, start, top, total, sums_a, sums_b,
+    D: tl.constexpr, BT: tl.constexpr, INSERT: tl.constexpr,
 ):  # fmt: skip
-    """Attention over every PARTS-th block of BT positions from block `first` on, up to `position`.
+    """Attention over BT more positions from `start` on, up to `position`.
 
     Queries (16, D / 2), and everything else, in halves of D. INSERT: the position's own key (D / 2, 1) and
-    value (1, D / 2) are given, and are not yet to be read from the cache. Returns the unnormalised sums
-    (16, D / 2), their weights' total (16,) and the scores' top (16,).
+    value (1, D / 2), `new`, are not yet to be read from the cache. What is known before and after: the
+    scores' top (16,), their weights' total (16,) and the unnormalised sums (16, D / 2).
     """
     half = tl.arange(0, D // 2)
-    top = tl.full([16], -1e30, dtype=tl.float32)
-    total = tl.zeros([16], dtype=tl.float32)
-    sums_a = tl.zeros([16, D // 2], dtype=tl.float32)
-    sums_b = tl.zeros([16, D // 2], dtype=tl.float32)
     cached = position if INSERT else position + 1
-    for start in tl.range(first * BT, position + 1, BT * PARTS, num_stages=STAGES):
-        ts = start + tl.arange(0, BT)
-        k_at = keys + ts[None, :] * D + half[:, None]
-        v_at = values + ts[:, None] * D + half[None, :]
-        ka = tl.load(k_at, mask=ts[None, :] < cached, other=0.0)
-        kb = tl.load(k_at + D // 2, mask=ts[None, :] < cached, other=0.0)
-        va = tl.load(v_at, mask=ts[:, None] < cached, other=0.0)
-        vb = tl.load(v_at + D // 2, mask=ts[:, None] < cached, other=0.0)
-        if INSERT:
-            ka = tl.where(ts[None, :] == position, ka_new, ka)
-            kb = tl.where(ts[None, :] == position, kb_new, kb)
-            va = tl.where(ts[:, None] == position, va_new, va)
-            vb = tl.where(ts[:, None] == position, vb_new, vb)
-        scores = tl.dot(qb, kb, tl.dot(qa, ka, input_precision="ieee"), input_precision="ieee") * scale
-        scores = tl.where(ts[None, :] <= position, scores, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp(scores - new_top[:, None])
-        shrink = tl.exp(top - new_top)
-        total = total * shrink + tl.sum(weights, 1)
-        rounded = weights.to(va.dtype)
-        sums_a = tl.dot(rounded, va, sums_a * shrink[:, None], input_precision="ieee")
-        sums_b = tl.dot(rounded, vb, sums_b * shrink[:, None], input_precision="ieee")
-        top = new_top
-    return sums_a, sums_b, total, top
+    ts = start + tl.arange(0, BT)
+    k_at = keys + ts[None, :] * D + half[:, None]
+    v_at = values + ts[:, None] * D + half[None, :]
+    ka = tl.load(k_at, mask=ts[None, :] < cached, other=0.0)
+    kb = tl.load(k_at + D // 2, mask=ts[None, :] < cached, other=0.0)
+    va = tl.load(v_at, mask=ts[:, None] < cached, other=0.0)
+    vb = tl.load(v_at + D // 2, mask=ts[:, None] < cached, other=0.0)
+    if INSERT:
+        ka = tl.where(ts[None, :] == position, new[0], ka)
+        kb = tl.where(ts[None, :] == position, new[1], kb)
+        va = tl.where(ts[:, None] == position, new[2], va)
+        vb = tl.where(ts[:, None] == position, new[3], vb)
+    scores = tl.dot(qb, kb, tl.dot(qa, ka, input_precision="ieee"), input_precision="ieee") * scale
+    scores = tl.where(ts[None, :] <= position, scores, -float("inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    weights = tl.exp(scores - new_top[:, None])
+    shrink = tl.exp(top - new_top)
+    total = total * shrink + tl.sum(weights, 1)
+    rounded = weights.to(va.dtype)
+    sums_a = tl.dot(rounded, va, sums_a * shrink[:, None], input_precision="ieee")
+    sums_b = tl.dot(rounded, vb, sums_b * shrink[:, None], input_precision="ieee")
+    return new_top, total, sums_a, sums_b
 
 
 @triton.jit
-def _add_share(sums_a, sums_b, total, its_a, its_b, its_total, its_top, top):
-    weight = tl.exp(its_top - top)
-    return (
-        sums_a + weight[:, None] * its_a,
-        sums_b + weight[:, None] * its_b,
-        total + weight * its_total,
-    )
+def _sixteen(rows, LANES: tl.constexpr, D: tl.constexpr):
+    """(LANES, D / 2) over and over: (16, D / 2)."""
+    many = tl.broadcast_to(rows[None, :, :], (16 // LANES, LANES, D // 2))
+    return tl.reshape(many, (16, D // 2))
+
+
+@triton.jit
+def _keep_share(at, here, top, total, sums_a, sums_b, D: tl.constexpr):
+    """A share's outcome into memory, D + 2 numbers of each query head at `at` (16,)."""
+    half = tl.arange(0, D // 2)
+    tl.store(at[:, None] + half[None, :], sums_a, mask=here[:, None])
+    tl.store(at[:, None] + D // 2 + half[None, :], sums_b, mask=here[:, None])
+    tl.store(at + D, total, mask=here)
+    tl.store(at + D + 1, top, mask=here)
+
+
+@triton.jit
+def _add_shares(at, live, PARTS: tl.constexpr, LANES: tl.constexpr, D: tl.constexpr):
+    """What PARTS shares, kept at `at` (LANES,) and behind, come to: normalised halves (LANES, D / 2)."""
+    half = tl.arange(0, D // 2)
+    next: tl.constexpr = 16 * (D + 2)
+    top = tl.load(at + D + 1, mask=live, other=0.0, cache_modifier=".cg")
+    for i in tl.static_range(1, PARTS):
+        top = tl.maximum(top, tl.load(at + i * next + D + 1, mask=live, other=0.0, cache_modifier=".cg"))
+    total = tl.zeros([LANES], dtype=tl.float32)
+    a = tl.zeros([LANES, D // 2], dtype=tl.float32)
+    b = tl.zeros([LANES, D // 2], dtype=tl.float32)
+    for i in tl.static_range(PARTS):
+        its = at + i * next
+        weight = tl.exp(tl.load(its + D + 1, mask=live, other=0.0, cache_modifier=".cg") - top)
+        total += weight * tl.load(its + D, mask=live, other=1.0, cache_modifier=".cg")
+        cells = its[:, None] + half[None, :]
+        a += weight[:, None] * tl.load(cells, mask=live[:, None], other=0.0, cache_modifier=".cg")
+        b += weight[:, None] * tl.load(cells + D // 2, mask=live[:, None], other=0.0, cache_modifier=".cg")
+    return a / total[:, None], b / total[:, None]
 
 
 @triton.jit(do_not_specialize=["rows", "length"])
 def attention(
     partial, q_out, out, keys, values, slots, positions, q_norm, k_norm, cosines, sines,
     shares, arrived, rows, length, eps, scale,
-    SPLIT: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
-    PARTS: tl.constexpr, STAGES: tl.constexpr, KEEP: tl.constexpr,
+    SPLIT: tl.constexpr, KV: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, D: tl.constexpr,
+    BT: tl.constexpr, PARTS: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, KEEP: tl.constexpr,
     READ: tl.constexpr, FETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Queries, keys and values from the summed product; the cache; attention up to the row's own position.
 
-    The positions are taken in PARTS shares, whose sums are added in order. Grid (rows, KV, PARTS): a block
-    has one share of one key-value head and its GROUP query heads, and the last one to finish adds the shares,
-    (rows, KV, PARTS, 16, D + 2) float32. With FETCH it asks for its share of the cache before it waits.
+    The positions are taken in PARTS shares, each every PARTS-th block of BT positions, whose sums are added
+    in order. Grid (rows, KV, BLOCKS): a block has PARTS / BLOCKS shares, one after the other, of one
+    key-value head and its GROUP query heads, and the last one to finish adds the shares, (rows, KV, PARTS,
+    16, D + 2) float32. With FETCH it asks for its share of the cache, its only one, before it waits.
+
+    Queries are laid out as LANES rows, a power of two, GROUP or more, and then made 16, the least that a
+    matrix unit takes: few lanes spare loads, 16 spare the way from the one to the other.
 
     Rows that see one another (a prompt's) need all of them in the cache before any is read: then one launch
     has KEEP alone, in one share, and leaves the queries in `q_out`, and the next has READ alone. Rows of
@@ -300,15 +326,14 @@ def attention(
     head = tl.program_id(1)
     part = tl.program_id(2)
     half = tl.arange(0, D // 2)
-    group = tl.arange(0, 16)  # the least that a matrix unit takes: heads past GROUP are zeros
-    here = group < GROUP
+    lanes = tl.arange(0, LANES)
+    live = lanes < GROUP
     slot = tl.load(slots + m).to(tl.int64)
     position = tl.load(positions + m)
     base = (slot * KV + head) * length * D
-    q_at = q_out + m * (GROUP * KV * D) + (head * GROUP + group[:, None]) * D + half[None, :]
+    q_at = q_out + m * (GROUP * KV * D) + (head * GROUP + lanes[:, None]) * D + half[None, :]
     if KEEP:
         width: tl.constexpr = (GROUP + 2) * KV * D
-        one = tl.arange(0, 1)
         cos = tl.load(cosines + position * (D // 2) + half)[None, :]
         sin = tl.load(sines + position * (D // 2) + half)[None, :]
         q_norm_a = tl.load(q_norm + half)
@@ -323,30 +348,31 @@ def attention(
                 _fetch(keys + at)
                 _fetch(values + at)
         gdc_wait()
-    ka = tl.zeros([D // 2, 1], dtype=keys.dtype.element_ty)
-    kb = ka
-    va = tl.zeros([1, D // 2], dtype=values.dtype.element_ty)
-    vb = va
+    kind: tl.constexpr = keys.dtype.element_ty
+    ka = tl.zeros([D // 2, 1], dtype=kind)
+    va = tl.zeros([1, D // 2], dtype=kind)
+    new = (ka, ka, va, va)
     if KEEP:
+        one = tl.arange(0, 1)
         a, b = _halves(partial, m, rows, width, GROUP * KV + head + one, one < 1, SPLIT, D)
         a, b = _norm_rotate(a, b, k_norm_a, k_norm_b, cos, sin, eps, D)
-        ka_row, kb_row = a.to(keys.dtype.element_ty), b.to(keys.dtype.element_ty)
+        ka_row, kb_row = a.to(kind), b.to(kind)
         a, b = _halves(partial, m, rows, width, (GROUP + 1) * KV + head + one, one < 1, SPLIT, D)
-        va, vb = a.to(values.dtype.element_ty), b.to(values.dtype.element_ty)
-        ka, kb = tl.trans(ka_row), tl.trans(kb_row)
-        if part == (position // BT) % PARTS or not READ:  # one block of them writes
+        va, vb = a.to(kind), b.to(kind)
+        new = (tl.trans(ka_row), tl.trans(kb_row), va, vb)
+        if part == (position // BT) % PARTS // (PARTS // BLOCKS) or not READ:  # the one that reads it back
             at = base + position * D + half[None, :]
             tl.store(keys + at, ka_row)
             tl.store(keys + at + D // 2, kb_row)
             tl.store(values + at, va)
             tl.store(values + at + D // 2, vb)
-        a, b = _halves(partial, m, rows, width, head * GROUP + group, here, SPLIT, D)
+        a, b = _halves(partial, m, rows, width, head * GROUP + lanes, live, SPLIT, D)
         a, b = _norm_rotate(a, b, q_norm_a, q_norm_b, cos, sin, eps, D)
         qa = a.to(q_out.dtype.element_ty)
         qb = b.to(q_out.dtype.element_ty)
         if not READ:
-            tl.store(q_at, qa, mask=here[:, None])
-            tl.store(q_at + D // 2, qb, mask=here[:, None])
+            tl.store(q_at, qa, mask=live[:, None])
+            tl.store(q_at + D // 2, qb, mask=live[:, None])
     if READ:
         # a tile that is changed in registers costs a long cache more than the way through memory
         INSERT: tl.constexpr = KEEP and PARTS == 1
@@ -354,63 +380,79 @@ def attention(
             if not INSERT:
                 tl.debug_barrier()  # the block's own key and value are read back below
         else:
-            qa = tl.load(q_at, mask=here[:, None], other=0.0)
-            qb = tl.load(q_at + D // 2, mask=here[:, None], other=0.0)
+            qa = tl.load(q_at, mask=live[:, None], other=0.0)
+            qb = tl.load(q_at + D // 2, mask=live[:, None], other=0.0)
+        if LANES < 16:
+            qa = _sixteen(qa, LANES, D)
+            qb = _sixteen(qb, LANES, D)
+        group = tl.arange(0, 16)
+        here = group < GROUP
         k_at, v_at = keys + base, values + base
-        out_at = out + m * (GROUP * KV * D) + (head * GROUP + group[:, None]) * D + half[None, :]
-        kind = out.dtype.element_ty
+        top = tl.full([16], -1e30, dtype=tl.float32)
+        total = tl.zeros([16], dtype=tl.float32)
+        a = tl.zeros([16, D // 2], dtype=tl.float32)
+        b = tl.zeros([16, D // 2], dtype=tl.float32)
+        out_row = out + m * (GROUP * KV * D) + head * GROUP * D
         if PARTS == 1:
-            a, b, total, _ = _attend(
-                qa, qb, ka, kb, va, vb, k_at, v_at, position, scale, 0, D, BT, 1, STAGES, INSERT
-            )
-            tl.store(out_at, (a / total[:, None]).to(kind), mask=here[:, None])
-            tl.store(out_at + D // 2, (b / total[:, None]).to(kind), mask=here[:, None])
+            for start in tl.range(0, position + 1, BT, num_stages=STAGES):
+                top, total, a, b = _attend(
+                    qa, qb, new, k_at, v_at, position, scale, start, top, total, a, b, D, BT, INSERT
+                )
+            out_at = out_row + group[:, None] * D + half[None, :]
+            tl.store(out_at, (a / total[:, None]).to(out.dtype.element_ty), mask=here[:, None])
+            tl.store(out_at + D // 2, (b / total[:, None]).to(out.dtype.element_ty), mask=here[:, None])
         else:
-            a, b, total, top = _attend(
-                qa, qb, ka, kb, va, vb, k_at, v_at, position, scale, part, D, BT, PARTS, STAGES, INSERT
-            )
-            mine = shares + ((m * KV + head) * PARTS + part) * (16 * (D + 2)) + group * (D + 2)
-            tl.store(mine[:, None] + half[None, :], a, mask=here[:, None])
-            tl.store(mine[:, None] + D // 2 + half[None, :], b, mask=here[:, None])
-            tl.store(mine + D, total, mask=here)
-            tl.store(mine + D + 1, top, mask=here)
+            mine = shares + (m * KV + head) * PARTS * (16 * (D + 2))
+            if BLOCKS == PARTS:
+                for start in tl.range(part * BT, position + 1, BT * PARTS, num_stages=STAGES):
+                    top, total, a, b = _attend(
+                        qa, qb, new, k_at, v_at, position, scale, start, top, total, a, b, D, BT, INSERT
+                    )
+                _keep_share(mine + part * (16 * (D + 2)) + group * (D + 2), here, top, total, a, b, D)
+            else:
+                # one loop over all shares, so that the cache keeps coming from one to the next
+                turns = tl.cdiv(position + 1, BT * PARTS)
+                for number in tl.range(0, turns * (PARTS // BLOCKS), num_stages=STAGES):
+                    share = part * (PARTS // BLOCKS) + number // turns
+                    turn = number % turns
+                    begins = turn == 0
+                    top = tl.where(begins, -1e30, top)
+                    total = tl.where(begins, 0.0, total)
+                    a = tl.where(begins, 0.0, a)
+                    b = tl.where(begins, 0.0, b)
+                    start = (turn * PARTS + share) * BT
+                    top, total, a, b = _attend(
+                        qa, qb, new, k_at, v_at, position, scale, start, top, total, a, b, D, BT, INSERT
+                    )
+                    done = group < tl.where(turn == turns - 1, GROUP, 0)
+                    _keep_share(mine + share * (16 * (D + 2)) + group * (D + 2), done, top, total, a, b, D)
             tl.debug_barrier()
-            before = tl.atomic_add(arrived + m * KV + head, 1, sem="acq_rel")
-            if before == PARTS - 1:
-                tl.store(arrived + m * KV + head, 0)
-                mine = shares + (m * KV + head) * PARTS * (16 * (D + 2)) + group * (D + 2)
-                top = tl.load(mine + D + 1, mask=here, other=0.0, cache_modifier=".cg")
-                for i in tl.static_range(1, PARTS):
-                    its = mine + i * (16 * (D + 2)) + D + 1
-                    top = tl.maximum(top, tl.load(its, mask=here, other=0.0, cache_modifier=".cg"))
-                total = tl.zeros([16], dtype=tl.float32)
-                a = tl.zeros([16, D // 2], dtype=tl.float32)
-                b = tl.zeros([16, D // 2], dtype=tl.float32)
-                for i in tl.static_range(PARTS):
-                    its = mine + i * (16 * (D + 2))
-                    its_top = tl.load(its + D + 1, mask=here, other=0.0, cache_modifier=".cg")
-                    its_total = tl.load(its + D, mask=here, other=1.0, cache_modifier=".cg")
-                    at = its[:, None] + half[None, :]
-                    its_a = tl.load(at, mask=here[:, None], other=0.0, cache_modifier=".cg")
-                    its_b = tl.load(at + D // 2, mask=here[:, None], other=0.0, cache_modifier=".cg")
-                    a, b, total = _add_share(a, b, total, its_a, its_b, its_total, its_top, top)
-                tl.store(out_at, (a / total[:, None]).to(kind), mask=here[:, None])
-                tl.store(out_at + D // 2, (b / total[:, None]).to(kind), mask=here[:, None])
+            before = BLOCKS - 1
+            if BLOCKS > 1:
+                before = tl.atomic_add(arrived + m * KV + head, 1, sem="acq_rel")
+            if before == BLOCKS - 1:
+                if BLOCKS > 1:
+                    tl.store(arrived + m * KV + head, 0)
+                low, high = _add_shares(mine + lanes * (D + 2), live, PARTS, LANES, D)
+                lane_at = out_row + lanes[:, None] * D + half[None, :]
+                tl.store(lane_at, low.to(out.dtype.element_ty), mask=live[:, None])
+                tl.store(lane_at + D // 2, high.to(out.dtype.element_ty), mask=live[:, None])
 
 
-@triton.jit(do_not_specialize=["group", "out_row", "report_stride", "rows", "end", "code_count"])
+@triton.jit(do_not_specialize=["group", "out_row", "rows", "end", "code_count"])
 def draw(
     partial, slots, frames, seeds, sampling, seen, codes, report, total, embedding, next_rows, norm, residual,
-    normed, text, text_count, pad, group, out_row, report_stride, rows, eps, end, code_count,
+    normed, text, text_count, pad, group, out_row, rows, eps, end, code_count,
     FIRST: tl.constexpr, LAST: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, H: tl.constexpr,
     N: tl.constexpr, KEPT: tl.constexpr, TEXT_KEPT: tl.constexpr, GROUPS: tl.constexpr, SPLIT: tl.constexpr,
     MIN_FRAMES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Draw one code a row from the summed logits and lay out what comes next. Grid (rows,).
 
-    Adds the code's embedding to `total`. The next input is `next_rows[code]` (width N) for the predictor, or,
-    after the LAST group, `total` plus the text row for the talker (N == H): written to `residual` and,
-    normed, to `normed`, from row `out_row` on. See `sampling.py` for the arithmetic.
+    Adds the code's embedding to `total`; `report` (2, rows) takes code 0 and the frame's number. The next
+    input is `next_rows[code]` (width N) for the predictor, or, after the LAST group, `total` plus the text
+    row for the talker (N == H): written to `residual` and, normed, to `normed`, from row `out_row` on. See
+    `sampling.py` for the arithmetic.
     """
     if PDL:
         gdc_launch_dependents()
@@ -481,7 +523,7 @@ def draw(
     if FIRST:
         tl.store(seen + slot * V + code, 1)
         tl.store(report + m, code)
-        tl.store(report + report_stride + m, frame)
+        tl.store(report + rows + m, frame)
     else:
         made += tl.load(total + m * H + cols)
     if LAST:

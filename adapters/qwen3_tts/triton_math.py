@@ -30,10 +30,17 @@ PROMPT_BUCKETS: Final = (16, 32, 64, 128, 256)
 _PENDING: Final = 8
 """Launches whose results may be unread."""
 _PARTS: Final = 8
-"""Blocks that share the talker's positions. Never by the rows: it decides the rounding."""
+"""Shares of the talker's positions. Never by the rows: it decides the rounding."""
+_BLOCKS: Final = ((16, 8), (32, 4), (64, 2))
+"""Blocks that have a row's shares, up to so many rows."""
+_LEAST_BLOCKS: Final = 1
+"""The same with more rows."""
+_NORM_WARPS: Final = 16
+"""Warps that norm a row of the talker's. The predictor's has four, as in `single_kernels`: they decide the
+order of the sum."""
 _SPAN: Final = 32
 """Positions that attention takes at a time."""
-_STEP_WARPS: Final = 2
+_STEP_WARPS: Final = 1
 """Warps of the predictor's attention, which has 16 positions at most and is one share."""
 
 
@@ -54,6 +61,17 @@ class _Work:
     q: Tensor
     attended: Tensor
     gated: Tensor
+
+    def from_row(self, row: int) -> _Work:
+        """The same without the first rows."""
+        return _Work(
+            x=self.x[row:],
+            normed=self.normed[row:],
+            partial=self.partial,
+            q=self.q[row:],
+            attended=self.attended[row:],
+            gated=self.gated[row:],
+        )
 
 
 class CudaTicket:
@@ -137,23 +155,23 @@ class TritonMath:
         )
         self._slots = torch.full((core.max_batch,), core.slots, device=device, dtype=torch.int32)
         self._positions = zeros(core.max_batch, dtype=torch.int32)
-        self._report = zeros(2, core.max_batch, dtype=torch.int32)
+        self._report = zeros(2 * core.max_batch, dtype=torch.int32)
         self._twice = {
             rows: (batch[:rows].repeat(2), self._steps[:2, :rows].flatten().contiguous())
             for rows in self._buckets
         }
         self._prompt = zeros(rows, config.hidden_size)
-        self._prompt_index = zeros(3, rows, dtype=torch.int32)
+        self._prompt_index = zeros(3 * rows, dtype=torch.int32)
         self._there: tuple[int, ...] = ()  # bucket and slots that `_slots` holds
         self._graphs: dict[int, Callable[[], None]] = {}
         self._prompt_graphs: dict[int, Callable[[], None]] = {}
         self._pool: Any = None
         pinned = device.type == "cuda"
         self._results = deque(
-            torch.zeros(2, core.max_batch, dtype=torch.int32, pin_memory=pinned) for _ in range(_PENDING)
+            torch.zeros(2 * core.max_batch, dtype=torch.int32, pin_memory=pinned) for _ in range(_PENDING)
         )
         self._inputs = deque(
-            torch.zeros(3, rows, dtype=torch.int32, pin_memory=pinned) for _ in range(_PENDING)
+            torch.zeros(3 * rows, dtype=torch.int32, pin_memory=pinned) for _ in range(_PENDING)
         )
         self._read: deque[torch.cuda.Event | None] = deque([None] * _PENDING)
 
@@ -206,7 +224,8 @@ class TritonMath:
     ) -> None:
         kernels.add_norm[(rows,)](
             work.partial, work.x, norm, work.normed, norm if bias is None else bias, rows, eps,
-            H=work.x.shape[1], SPLIT=split, BIAS=bias is not None, PDL=self._pdl, num_warps=4, **self._launch,
+            H=work.x.shape[1], SPLIT=split, BIAS=bias is not None, PDL=self._pdl,
+            num_warps=_NORM_WARPS if work is self._talker else 4, **self._launch,
         )  # fmt: skip
 
     def _attention(
@@ -217,16 +236,18 @@ class TritonMath:
         keys, values = cache
         cos, sin = self._rotations[id(stack)]
         length = keys.shape[2]
+        group = config.num_attention_heads // config.num_key_value_heads
         parts = _PARTS if length > _SPAN else 1
+        blocks = min(parts, next((count for most, count in _BLOCKS if rows <= most), _LEAST_BLOCKS))
         for keep, read in ((True, False), (False, True)) if apart else ((True, True),):
-            grid = (rows, config.num_key_value_heads, parts if read else 1)
+            grid = (rows, config.num_key_value_heads, blocks if read else 1)
             kernels.attention[grid](
                 partial, work.q, work.attended, keys, values, slots, positions, layer.q_norm,
                 layer.k_norm, cos, sin, self._shares, self._arrived, rows, length, config.rms_norm_eps,
                 config.head_dim**-0.5,
                 SPLIT=split, KV=config.num_key_value_heads,
-                GROUP=config.num_attention_heads // config.num_key_value_heads, D=config.head_dim,
-                BT=min(_SPAN, length), PARTS=parts,
+                GROUP=group, LANES=next_power_of_2(group) if parts > 1 else 16, D=config.head_dim,
+                BT=min(_SPAN, length), PARTS=parts, BLOCKS=blocks if read else 1,
                 STAGES=2 if length > _SPAN else 1, KEEP=keep, READ=read,
                 FETCH=rows == 1 and parts > 1, PDL=self._pdl,
                 num_warps=1 if length > _SPAN else _STEP_WARPS, **self._launch,
@@ -234,10 +255,10 @@ class TritonMath:
 
     def _layers(
         self, stack: Stack, work: _Work, cache: tuple[Tensor, Tensor], slots: Tensor, positions: Tensor,
-        rows: int, *, apart: bool,
+        rows: int, *, apart: bool, first: int = 0,
     ) -> tuple[int, Tensor]:  # fmt: skip
         """All layers of rows whose `x` and `normed` are there; the last product's sums are still to be added:
-        returns how many there are, and what to."""
+        returns how many there are, and what to. Only rows from `first` on have an outcome."""
         if rows == 1 and stack is self._core.weights.predictor:
             return self._layers_of_one(cache, positions)
         eps = stack.config.rms_norm_eps
@@ -248,6 +269,9 @@ class TritonMath:
             split = self._product(work.normed, layer.qkv, work.partial, rows)
             at = (cache[0][index], cache[1][index])
             self._attention(stack, layer, work, work.partial, at, slots, positions, rows, split, apart=apart)
+            if first and index == len(stack.layers) - 1:
+                rows -= first
+                work = work.from_row(first)
             split = self._product(work.attended, layer.o, work.partial, rows)
             self._add_norm(work, layer.post_norm, rows, split, eps)
             self._gated(work.normed, layer.gate_up, work.gated, rows)
@@ -283,7 +307,7 @@ class TritonMath:
         kernels.draw[(rows,)](
             self._logits, self._slots, state.frame, state.seed, state.sampling, state.seen, state.codes,
             self._report, self._total, table, table if last else weights.predictor_rows[group], norm, out.x,
-            out.normed, state.text, state.text_count, core.pad_row, group, out_row, core.max_batch, rows,
+            out.normed, state.text, state.text_count, core.pad_row, group, out_row, rows,
             config.rms_norm_eps, config.codec_eos_token_id, config.vocab_size - 1024,
             FIRST=group == 0, LAST=last, V=vocabulary, BV=next_power_of_2(vocabulary),
             H=config.hidden_size, N=out.x.shape[1], KEPT=core.frames_kept, TEXT_KEPT=core.text_kept,
@@ -331,9 +355,12 @@ class TritonMath:
         # the hidden state and code 0 go in together: twice the rows, one pass over the weights
         slots, steps = self._twice[rows]
         cache = (self._keys, self._values)
-        split, _ = self._layers(weights.predictor, predictor, cache, slots, steps, 2 * rows, apart=True)
-        self._add_norm(predictor, weights.predictor.norm, 2 * rows, split, eps)
-        normed = predictor.normed[rows:]
+        split, _ = self._layers(
+            weights.predictor, predictor, cache, slots, steps, 2 * rows, apart=True, first=rows
+        )
+        second = predictor.from_row(rows)
+        self._add_norm(second, weights.predictor.norm, rows, split, eps)
+        normed = second.normed
         groups = core.config.talker_config.num_code_groups
         for group in range(1, groups):
             head = weights.heads[group - 1]
@@ -357,7 +384,7 @@ class TritonMath:
     def _prompt_rows(self, rows: int) -> None:
         talker, weights = self._talker, self._core.weights.talker
         state = self._core.state
-        slots, positions, last = self._prompt_index
+        slots, positions, last = _rows_of(self._prompt_index, 3, rows)
         kernels.enter[(rows,)](
             self._prompt, weights.layers[0].input_norm, talker.x, talker.normed, weights.config.rms_norm_eps,
             H=talker.x.shape[1], PDL=self._pdl, num_warps=4, **self._launch,
@@ -374,7 +401,8 @@ class TritonMath:
         kernels.finish[(rows,)](
             self._talker.partial, x, weights.norm, slots, last, state.hidden, state.position,
             state.frame, positions, rows, self._core.slots, weights.config.rms_norm_eps,
-            H=state.hidden.shape[1], SPLIT=split, FRAME=frame, PDL=self._pdl, num_warps=4, **self._launch,
+            H=state.hidden.shape[1], SPLIT=split, FRAME=frame, PDL=self._pdl,
+            num_warps=_NORM_WARPS, **self._launch,
         )  # fmt: skip
 
     # graphs
@@ -394,7 +422,7 @@ class TritonMath:
             self._graphs[bucket] = self._captured(self._frame, bucket)
         for bucket in reversed(self._prompt_buckets):
             self._prompt_index.zero_()
-            self._prompt_index[0].fill_(self._core.slots)
+            _rows_of(self._prompt_index, 3, bucket)[0].fill_(self._core.slots)
             self._prompt_graphs[bucket] = self._captured(self._prompt_rows, bucket)
 
     def _captured(self, work: Callable[[int], None], bucket: int) -> Callable[[], None]:
@@ -415,7 +443,7 @@ class TritonMath:
         self._graphs[next(bucket for bucket in self._buckets if bucket >= rows)]()
 
     def _staging(self) -> Tensor:
-        """A host buffer (3, rows) for the next launch's numbers, when the device has read its last ones."""
+        """A host buffer (3 · rows,) for the next launch's numbers, when the device has read its last ones."""
         if self._read[0] is not None:
             self._read[0].synchronize()
         return self._inputs[0]
@@ -434,15 +462,15 @@ class TritonMath:
         if (wanted := (bucket, *slots)) != self._there:
             self._there = wanted
             staged = self._staging()
-            numbers = staged.numpy()[0]
+            numbers = staged.numpy()
             numbers[:count] = slots
             numbers[count:bucket] = self._core.slots
-            self._slots[:bucket].copy_(staged[0, :bucket], non_blocking=True)
+            self._slots[:bucket].copy_(staged[:bucket], non_blocking=True)
             self._staged()
         self._graphs[bucket]()
-        buffer = self._results[0]
+        buffer = _rows_of(self._results[0], 2, bucket)
         self._results.rotate(-1)
-        buffer[:, :bucket].copy_(self._report[:, :bucket], non_blocking=True)
+        buffer.copy_(_rows_of(self._report, 2, bucket), non_blocking=True)
         if self._core.device.type != "cuda":
             return DoneTicket(*buffer.numpy()[:, :count].copy())
         return CudaTicket(new_event(), buffer, count)
@@ -452,14 +480,23 @@ class TritonMath:
         count = rows.shape[0]
         bucket = next(b for b in self._prompt_buckets if b >= count)
         self._prompt[:count].copy_(rows)
-        staged = self._staging()
+        staged = _rows_of(self._staging(), 3, bucket)
         numbers = staged.numpy()
-        numbers[0, :count], numbers[0, count:bucket] = slots.numpy(), self._core.slots
-        numbers[1, :count], numbers[1, count:bucket] = positions.numpy(), 0
-        numbers[2, :count], numbers[2, count:bucket] = last.numpy(), 0
-        self._prompt_index[:, :bucket].copy_(staged[:, :bucket], non_blocking=True)
+        numbers[0, :count], numbers[0, count:] = slots.numpy(), self._core.slots
+        numbers[1, :count], numbers[1, count:] = positions.numpy(), 0
+        numbers[2, :count], numbers[2, count:] = last.numpy(), 0
+        _rows_of(self._prompt_index, 3, bucket).copy_(staged, non_blocking=True)
         self._staged()
         self._prompt_graphs[bucket]()
+
+
+def _rows_of(buffer: Tensor, count: int, length: int) -> Tensor:
+    """The beginning of a flat buffer as (count, length), without gaps.
+
+    Torch copies what has gaps by way of memory that is not locked, for which the host waits until the stream
+    is through.
+    """
+    return buffer[: count * length].view(count, length)
 
 
 def _block(rows: int) -> int:

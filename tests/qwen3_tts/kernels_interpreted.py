@@ -39,6 +39,9 @@ SEEN = 17
 
 triton_math.BUCKETS = (1, 2, 4)  # type: ignore[misc]
 triton_math.PROMPT_BUCKETS = (4, 12)  # type: ignore[misc]
+# a row alone has eight blocks for its shares, two rows four, four rows two, twelve one
+triton_math._BLOCKS = ((1, 8), (2, 4), (4, 2))  # type: ignore[misc]
+triton_math._LEAST_BLOCKS = 1  # type: ignore[misc]
 
 
 def config(*, hidden: int, groups: int, predictor_layers: int) -> TtsConfig:
@@ -279,12 +282,31 @@ def without_projection() -> dict[str, object]:
     return {"codes": [frame(core, [0]) for core in cores], "gaps": [state_gaps(cores, [0])]}
 
 
+@contextlib.contextmanager
+def copies_with_gaps(found: list[str]) -> Iterator[None]:
+    """Note the copies of which nobody should wait, but that torch makes in a way that does."""
+    copy_ = Tensor.copy_
+
+    def noting(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        if non_blocking and not (self.is_contiguous() and source.is_contiguous()):
+            found.append(f"{[*source.shape]} to {[*self.shape]}")
+        return copy_(self, source, non_blocking)
+
+    Tensor.copy_ = noting  # type: ignore[method-assign, assignment]
+    yield
+    Tensor.copy_ = copy_  # type: ignore[method-assign]
+
+
 def main() -> None:
     cores = pair(config(hidden=128, groups=4, predictor_layers=1), max_batch=4, prefill_rows=12)
     assert cores[1].weights.predictor_input is not None
     without_warm_up(cores[1])
+    gaps: list[str] = []
+    with copies_with_gaps(gaps):
+        batch = frames_of_a_batch(cores)
     found = {
-        "batch": frames_of_a_batch(cores),
+        "batch": batch,
+        "copies with gaps": gaps,
         "asked": asked_codes(cores),
         "no projection": without_projection(),
     }
