@@ -270,7 +270,8 @@ def measured(requests: int, *, device: str, size: str) -> dict[str, Any]:
             f'port = {port}\nadapter = ["{create}"]\nlog_level = "warning"\n'
             f"adapters = {toml({create: options})}\n"
         )
-        env = os.environ | {STAMPS: name, "PYTHONPATH": str(here.parent)}
+        paths = [str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = os.environ | {STAMPS: name, "PYTHONPATH": os.pathsep.join(paths)}
         gateway = subprocess.Popen(
             [sys.executable, str(here), "--serve", str(folder / "gateway.toml")], env=env
         )

@@ -72,7 +72,7 @@ def orders(args: argparse.Namespace, sections: tuple[str, ...]) -> dict[str, Any
         "exact_batches": [4] if small else [8, 64],
         "exact_frames": 12 if small else 48,
         "slots": 4 if small else 64,
-        "aborts": 6 if small else 80,
+        "aborts": 6 if small else 200,
         "serve_slots": 8 if small else 512,
         "options": {name: json.loads(value) for name, _, value in (o.partition("=") for o in args.set)},
         "loads": loads(small),
