@@ -28,7 +28,7 @@ from duplex.adapters.mage_vl.windows.preparing import Counts
 from duplex.adapters.mage_vl.windows.source import Place
 
 MOST_PREPARERS: Final = 8
-"""More are never started unless asked for: eight keep up with more than a hundred live sessions."""
+"""More only when asked for: eight kept up with 64 live sessions (`benchmarks/vision_gpu.py`)."""
 SETTINGS: Final = EngineSettings(
     start_timeout_s=60, hang_s=30, stop_timeout_s=2, backoff_s=0.05, backoff_most_s=5, stable_s=10
 )
