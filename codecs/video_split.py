@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -47,24 +47,60 @@ def split_clip(clip: str | PathLike[str] | bytes, *, window_ms: float = 500.0) -
         name = stream.codec_context.name
         if name not in ("h264", "hevc", "mpeg2video", "mpeg4", "mpeg1video"):
             raise ValueError(f"a {name} track cannot be cut into windows without re-encoding")
-        rate = stream.average_rate or stream.guessed_rate
+        # of a variable rate the average may be a frame in many seconds
+        rate = max(filter(None, (stream.average_rate, stream.guessed_rate)), default=None)
         frame_ms = float(1000 / rate) if rate else 40.0
         waiting: list[VideoPacket] = []
         origin: float | None = None
         start = 0.0  # dts of the window's first packet
-        for packet in container.demux(stream):
-            if packet.dts is None or packet.time_base is None or not packet.size:
-                continue
-            dts = float(packet.dts * packet.time_base) * 1000
+        for packet in _timed(container.demux(stream), frame_ms):
+            dts = _dts(packet)
             if waiting and dts - start >= window_ms - frame_ms / 2:
                 origin = _first_pts(waiting) if origin is None else origin
-                yield _window(waiting, stream, origin, frame_ms)
+                yield _window(waiting, stream, origin, frame_ms, dts - start)
                 waiting = []
             if not waiting:
                 start = dts
             waiting.append(packet)
         if waiting:
-            yield _window(waiting, stream, _first_pts(waiting) if origin is None else origin, frame_ms)
+            origin = _first_pts(waiting) if origin is None else origin
+            yield _window(waiting, stream, origin, frame_ms, _dts(waiting[-1]) - start + frame_ms)
+
+
+def _timed(packets: Iterable[VideoPacket], frame_ms: float) -> Iterator[VideoPacket]:
+    """The packets that can be sent, each with a dts. Matroska has none: libav tells it from the frames'
+    order, but not of the first packets (the key frame is one of them), which lie so many frames before."""
+    early: list[VideoPacket] = []
+    known = False
+    for packet in packets:
+        if packet.time_base is None or not packet.size or (packet.dts is None and packet.pts is None):
+            continue
+        if packet.dts is None and not known:
+            early.append(packet)
+            continue
+        known = True
+        yield from _before(early, packet, frame_ms)
+        early = []
+        if packet.dts is not None:
+            yield packet
+    yield from _before(early, None, frame_ms)
+
+
+def _before(early: list[VideoPacket], later: VideoPacket | None, frame_ms: float) -> Iterator[VideoPacket]:
+    """`early` with the dts that they must have had before that of a `later` packet."""
+    for back, packet in zip(range(len(early), 0, -1), early, strict=True):
+        assert packet.time_base is not None
+        step = max(1, round(frame_ms / 1000 / packet.time_base))
+        end = min(p.pts for p in early if p.pts is not None) + step if later is None else later.dts
+        assert end is not None
+        packet.dts = end - back * step
+        yield packet
+
+
+def _dts(packet: VideoPacket) -> float:
+    assert packet.dts is not None
+    assert packet.time_base is not None
+    return float(packet.dts * packet.time_base) * 1000
 
 
 def _first_pts(packets: list[VideoPacket]) -> float:
@@ -78,9 +114,15 @@ def _ms(packet: VideoPacket) -> float:
     return float(stamp * packet.time_base) * 1000
 
 
-def _window(packets: list[VideoPacket], stream: av.VideoStream, origin: float, frame_ms: float) -> ClipWindow:
-    begin = _first_pts(packets) - origin
-    duration = len(packets) * frame_ms
+def _window(
+    packets: list[VideoPacket], stream: av.VideoStream, origin: float, frame_ms: float, decoded_ms: float
+) -> ClipWindow:
+    """`decoded_ms`: from its first packet to the next window's, in decoding order."""
+    first = _first_pts(packets)
+    begin = first - origin
+    # at an even rate all three are the same, but for frames that are shown after some of the next window
+    shown_ms = max(_ms(packet) for packet in packets) - first + frame_ms
+    duration = max(len(packets) * frame_ms, min(decoded_ms, shown_ms))
     out = io.BytesIO()
     with av.open(out, "w", format="mpegts", options={"mpegts_copyts": "1"}) as muxer:
         track = muxer.add_stream_from_template(stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from fractions import Fraction
 
 import av
 import numpy as np
@@ -147,6 +148,41 @@ def test_a_clip_cut_into_windows_equals_the_clip(bframes):
     np.testing.assert_allclose([f.pts_ms for f in pieces], [f.pts_ms for f in whole], atol=0.1)
     assert _pixels(pieces) == _pixels(whole)
     assert [f.type for f in pieces] == [f.type for f in whole]
+
+
+@pytest.mark.parametrize("bframes", ["0", "3"])
+def test_the_key_frame_of_matroska_which_has_no_dts_is_not_lost(bframes):
+    data = encode(moving_square(40), container="matroska", options={"bf": bframes, "g": "250"})
+    whole = list(VideoStream().decode(data, "video/x-matroska"))
+    stream, pieces = VideoStream(), []
+    for window in split_clip(data, window_ms=160):
+        pieces += stream.decode(window.data, window.kind, pts_ms=window.pts_ms)
+    pieces += stream.finish()
+    assert len(pieces) == len(whole) == 40
+    assert _pixels(pieces) == _pixels(whole)
+    np.testing.assert_allclose([f.pts_ms for f in pieces], [f.pts_ms for f in whole], atol=1.5)
+
+
+def test_a_clip_with_a_long_gap_is_not_cut_into_single_frames():
+    times_ms = [*range(0, 1000, 40), *range(20_000, 21_000, 40)]
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4") as muxer:
+        track = muxer.add_stream("libx264", rate=25)
+        track.height, track.width, track.pix_fmt = 96, 160, "yuv420p"
+        track.codec_context.time_base = Fraction(1, 1000)
+        for at, picture in zip(times_ms, moving_square(len(times_ms), step=1), strict=True):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = at, Fraction(1, 1000)
+            muxer.mux(track.encode(frame))
+        muxer.mux(track.encode(None))
+    stream, pieces = VideoStream(), []
+    windows = list(split_clip(out.getvalue(), window_ms=500))
+    assert len(windows) <= 6
+    assert max(window.pts_ms + window.duration_ms for window in windows) < 21_100
+    for window in windows:
+        pieces += stream.decode(window.data, window.kind, pts_ms=window.pts_ms)
+    pieces += stream.finish()
+    np.testing.assert_allclose([f.pts_ms for f in pieces], times_ms, atol=0.1)
 
 
 def test_annex_b_cut_at_any_frame_equals_the_stream():
