@@ -39,6 +39,11 @@ class Utterance:
         """Characters that wait to be spoken."""
         return len(self._splitter.pending) + self.waiting
 
+    @property
+    def starves(self) -> bool:
+        """Its unit, if it runs, has nothing to say before more text comes."""
+        return self.streams and not self.ended and not self.waiting
+
     def whole_characters(self, text: str) -> str:
         """`text` without halves of characters: clients that count in UTF-16 may cut one in the middle, and
         its first half then waits for the second."""

@@ -65,11 +65,12 @@ class SpeechSocket:
         self._opened_at = now
         self._config_timeout_s = config_timeout_s
         self._last_activity = now
+        self._heard = False  # audio since the timer came due
 
     @property
     def busy(self) -> bool:
-        """Something is being spoken."""
-        return bool(self._units)
+        """Something is being spoken. Speech that waits for its client's text is not."""
+        return any(not context.utterances[0].starves for context in self._units.values())
 
     def opened(self, preset: SocketConfig | None = None) -> list[Effect]:
         """The client is there; `preset` came with the handshake."""
@@ -314,6 +315,7 @@ class SpeechSocket:
         context = self._units.get(unit)
         if context is None or not (payload or (aligned and words)):
             return []
+        self._heard = True
         if not aligned and context.id is None:
             return [Audio(unit=unit, payload=payload)]
         head: dict[str, Any] = {
@@ -371,8 +373,9 @@ class SpeechSocket:
         """The timer came due: idle, or never configured."""
         if self.closed:
             return []
-        if self.busy or self._gate.checking:
+        if self.busy or self._heard or self._gate.checking:
             self._last_activity = now
+            self._heard = False
         if (due := self._due()) > now:
             return [SetTimer(at=due)]
         code = ErrorCode.IDLE_TIMEOUT if self._configured else ErrorCode.CONFIG_TIMEOUT

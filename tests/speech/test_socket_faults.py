@@ -300,6 +300,21 @@ def test_the_idle_time_counted_from_the_middle_of_the_speech() -> None:
     assert told(peer.socket.timer(later.at))[0]["code"] == "idle_timeout"
 
 
+def test_a_client_that_left_its_text_open_kept_its_place_for_ever() -> None:
+    peer = Peer(stream_text=True, split_granularity="none")
+    (unit,) = started(peer.send("input.text", text="One fish and"))
+    (untaken,) = peer.socket.timer(IDLE_TIMEOUT_S)  # the model has not begun: its client cannot help that
+    assert untaken == SetTimer(at=2 * IDLE_TIMEOUT_S)
+    peer.socket.taken(unit.unit, len("One fish and"))
+    peer.speak(unit.unit)
+    (spoken,) = peer.socket.timer(2 * IDLE_TIMEOUT_S)
+    assert spoken == SetTimer(at=3 * IDLE_TIMEOUT_S)
+    effects = peer.socket.timer(3 * IDLE_TIMEOUT_S)
+    assert told(effects)[0]["code"] == "idle_timeout"
+    assert AbortUnit(unit=unit.unit) in effects
+    assert isinstance(effects[-1], Close)
+
+
 def test_messages_that_configure_nothing_do_not_put_off_the_configurations_timeout() -> None:
     socket = open_socket(None)
     socket.feed('{"type":"input.cancel"}', CONFIG_TIMEOUT_S - 1.0)
