@@ -81,6 +81,9 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             good = False
         if not good:
             raise DuplexError(ErrorCode.BAD_CONFIG, "url must be an http or https address", param="url")
+        if not all("!" <= character <= "~" for character in self.api_key or ""):
+            words = "api_key has a character that no key has: a space, a line's end or one that is not ASCII"
+            raise DuplexError(ErrorCode.BAD_CONFIG, words, param="api_key")
 
     def __repr__(self) -> str:
         return f"RemoteSettings(url={self.url!r}, model={self.model!r})"
@@ -182,8 +185,10 @@ class RemoteEngine:
         assert self._client is not None
         self._look.clear()
         try:
-            response = await self._client.get(f"{self._base}/models", timeout=self._settings.connect_s)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            # httpx counts each piece of an answer anew
+            async with asyncio.timeout(2 * self._settings.connect_s):
+                response = await self._client.get(f"{self._base}/models", timeout=self._settings.connect_s)
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise DuplexError(
                 ErrorCode.ENGINE_DOWN, f"{self._where} cannot be reached: {type(error).__name__}"
             ) from error

@@ -245,7 +245,7 @@ def _check(read: MageOptions) -> None:
             raise _bad("the gate runs here and needs model, a checkpoint's folder", "gate")
         for name, least in (("context_tokens", 64), ("image_tokens", 1), ("silent_s", 1)):
             value = getattr(read.remote, name)
-            if value is not None and value < least:
+            if value is not None and not value >= least:  # nor NaN
                 raise _bad(f"remote.{name} is {least} or more, not {value!r}", f"remote.{name}")
 
 

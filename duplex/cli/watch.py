@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Stream the clip and print the comments; or show it, or a picture, at once."""
     if args.window_ms is None:
         args.window_ms = SHORT_MS if args.model in (None, COMMENTARY) else WINDOW_MS
-    if args.window_ms < 40:
+    if not args.window_ms >= 40:  # NaN is no length
         raise UsageError("--window-ms must be 40 or more")
     questions = _questions(args)
     timeline = Timeline()
@@ -68,6 +68,8 @@ def _questions(args: argparse.Namespace) -> list[Question]:
     if len(times) > len(args.ask or []):
         raise UsageError("--ask-at without its --ask")
     texts: list[str] = args.ask or []
+    if not all(text.strip() for text in texts):
+        raise UsageError("--ask without a question")
     at = [*(max(0.0, s) * 1000 for s in times), *[float("inf")] * (len(texts) - len(times))]
     return [Question(text=text, at_ms=ms) for text, ms in zip(texts, at, strict=True)]
 

@@ -302,6 +302,8 @@ async def test_talk_goes_on_when_nothing_was_understood(
         (["watch", "{tmp}"], 2, "is a folder"),
         (["watch", "{tmp}/text.txt"], 2, "not a video"),
         (["watch", "{tmp}/text.txt", "--window-ms", "1"], 2, "--window-ms"),
+        (["watch", "{tmp}/text.txt", "--window-ms", "nan"], 2, "--window-ms"),
+        (["watch", "{tmp}/text.txt", "--ask", " "], 2, "--ask without a question"),
         (["talk", "--wav", "{tmp}/none.wav"], 2, "no such file"),
         (["talk", "--wav", "{tmp}/noise.wav"], 2, "not a recording"),
         (["serve", "--config", "{tmp}/none.toml"], 2, "cannot read the configuration file"),

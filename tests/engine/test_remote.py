@@ -388,3 +388,29 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(DuplexError) as refused:
         RemoteSettings(url=url)
     assert (refused.value.code, refused.value.param) == (ErrorCode.BAD_CONFIG, "url")
+
+
+@pytest.mark.parametrize("key", ["sk-é", "sk-a\n", "sk a", "sk\0"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_told(key: str) -> None:
+    with pytest.raises(DuplexError) as refused:
+        RemoteSettings(url="http://host/v1", api_key=key)
+    assert (refused.value.code, refused.value.param) == (ErrorCode.BAD_CONFIG, "api_key")
+    assert "sk" not in refused.value.message
+
+
+async def test_a_list_of_models_that_never_ends_is_given_up() -> None:
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(b" ")
+            await asyncio.sleep(0.02)
+        writer.close()
+
+    listener = await asyncio.start_server(trickle, "127.0.0.1", 0)
+    async with listener:
+        port = listener.sockets[0].getsockname()[1]
+        engine = RemoteEngine(RemoteSettings(url=f"http://127.0.0.1:{port}/v1", connect_s=0.2))
+        async with asyncio.timeout(20):
+            with pytest.raises(DuplexError, match="cannot be reached") as refused:
+                await engine.start()
+        assert refused.value.code is ErrorCode.ENGINE_DOWN

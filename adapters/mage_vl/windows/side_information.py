@@ -29,6 +29,7 @@ MOST_FRAMES: Final = 4096
 MOST_NUMBERS: Final = 2_000_000
 """Numbers of one array: 8 s of 30 frames/s with a vector for each 16 × 16 block of 1080p."""
 
+_MOST: Final = np.float32(1e18)  # more is taken for this: sums of them are numbers still
 _PERCENTILE: Final = 95.0
 _FRAME_BITS: Final = 16.0  # bits of an average cell, where nothing tells a frame's size
 
@@ -138,7 +139,7 @@ def _grid(codec: Mapping[str, Any], name: str, *dimensions: int, signed: bool = 
         raise _wrong(name, f"it must have {wanted} dimensions and no empty one, not the shape {array.shape}")
     if not np.isfinite(array).all() or (not signed and array.min() < 0):
         raise _wrong(name, "it must be of finite numbers" + ("" if signed else ", none below 0"))
-    return array
+    return np.clip(array, -_MOST, _MOST, out=array)
 
 
 def _bounded(name: str, given: Any) -> None:

@@ -160,3 +160,19 @@ def test_a_window_with_bad_side_information_is_refused_and_loses_nothing_else() 
     with pytest.raises(DuplexError):
         watching.see(window, said(residual_energy=[-1]))
     assert watching.see(window) is not None
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "codec",
+    [
+        {"motion_vectors": np.full((2, 4, 6, 2), 3e38).tolist()},
+        {"packet_bytes": [3e38, 3e38]},
+        {"residual_energy": [3e38, 3e38]},
+        {"packet_bytes": [3e38, 1.0], "bit_cost": np.full((2, 4, 6), 3e38).tolist()},
+    ],
+)
+def test_the_largest_numbers_overflow_nothing(codec: dict[str, Any]) -> None:
+    side = read(said(**codec))
+    estimate = np.ones((8, 12), np.float32)
+    assert np.isfinite([side.refine(index, 2, estimate) for index in range(2)]).all()
