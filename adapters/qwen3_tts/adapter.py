@@ -23,6 +23,7 @@ from duplex.adapters.qwen3_tts.job import Sampling
 from duplex.adapters.qwen3_tts.options import ModelOptions, read_options
 from duplex.adapters.qwen3_tts.rules import Rules
 from duplex.adapters.qwen3_tts.session import ReadingSession
+from duplex.adapters.qwen3_tts.utterances import LEAST_POSITIONS
 from duplex.adapters.qwen3_tts.weights import find_checkpoint
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import Modality, OpenSession
@@ -202,6 +203,7 @@ def _parsed(options: Mapping[str, Any]) -> TtsOptions:
     checks = {
         "id": bool(parsed.id),
         "devices": all(parsed.devices),
+        "positions": parsed.positions >= LEAST_POSITIONS,
         "temperature": parsed.temperature is None or 0 <= parsed.temperature < inf,
         "top_k": parsed.top_k is None or parsed.top_k >= 0,
         "repetition_penalty": parsed.repetition_penalty is None or 0 < parsed.repetition_penalty < inf,

@@ -276,7 +276,7 @@ class Core:
 
         `slots`, `positions` (n,) integers say where each row goes; a slot's rows are in ascending order and
         come after what it has cached. `last` (n,) bool marks a slot's last prompt row: it leaves its hidden
-        state and the slot's length, and the slot can make a frame. The three may be on the host.
+        state and the slot's length, and the slot can make a frame. The three are on the host.
         """
         self._math.prefill(rows, slots, positions, last)
 

@@ -25,6 +25,8 @@ SMALLEST: Final = 120.0
 """Frames of the shortest utterance worth making: 70 letters."""
 _PROMPT_ROWS: Final = 32
 """Positions of an utterance beside its text, its frames and what the request brings: role, tags, speaker."""
+LEAST_POSITIONS: Final = int(_PROMPT_ROWS + SMALLEST)
+"""With fewer no request could be spoken."""
 _FREELY: Final = 0.6
 """Part of an utterance that is passed on as it comes, whatever its sentences are."""
 
@@ -52,9 +54,10 @@ def room(
     """
     left = positions - _PROMPT_ROWS - _rows(instructions) - _rows(reference_text) - reference_frames
     if left < SMALLEST:
+        what = "the recording and its words leave" if reference_frames else "the instructions leave"
         raise DuplexError(
             ErrorCode.INVALID_VALUE,
-            f"the recording and the words about it leave too few of the model's {positions} positions",
+            f"{what} too few of the model's {positions} positions",
             param="ref_audio" if reference_frames else "instructions",
         )
     return left

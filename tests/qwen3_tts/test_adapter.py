@@ -105,6 +105,7 @@ def test_a_slow_machines_workers_may_be_silent_for_longer(tmp_path: Path) -> Non
         ({"model": "M", "start_timeout_s": 0.0}, "start_timeout_s", "start_timeout_s"),
         ({"model": "M", "hang_s": 1.0}, "hang_s cannot be 1.0", "hang_s"),
         ({"model": "M", "id": ""}, "id cannot be", "id"),
+        ({"model": "M", "positions": 151}, "positions cannot be 151", "positions"),  # no request would fit
         ({"model": "M", "voice": "nobody"}, "voice 'nobody': this model has: serena", "voice"),
         ({"model": "/no/such/folder"}, "there is no folder", "model"),
         ({"model": "M", "custom_voice_dir": "/no/such/folder"}, "precomputed voices in", None),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duplex.adapters.qwen3_tts.utterances import Cutter, Piece, Utterances, frames_of, room
+from duplex.adapters.qwen3_tts.utterances import LEAST_POSITIONS, Cutter, Piece, Utterances, frames_of, room
 from duplex.core.errors import DuplexError
 
 SENTENCE = "The keeper climbed the stairs, lit the lamp, and watched the ships go by. "
@@ -104,6 +104,13 @@ def test_a_sentence_without_an_end_is_cut_all_the_same() -> None:
         found = cut(text)
         assert "".join(found) == text
         assert all(frames_of(utterance) <= LIMIT for utterance in found)
+
+
+def test_instructions_that_took_all_room_were_called_a_recording() -> None:
+    with pytest.raises(DuplexError, match="the instructions leave too few") as caught:
+        room(512, instructions="a" * 500)
+    assert caught.value.param == "instructions"
+    assert room(LEAST_POSITIONS) > 0
 
 
 def test_what_a_request_brings_takes_room() -> None:
