@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -23,6 +24,8 @@ from duplex.adapters.mage_vl.windows.preparing import Threads
 from duplex.adapters.speech import SpeechRequest
 from duplex.adapters.spoken import SpeechStage, load_speech
 from duplex.core.errors import DuplexError, ErrorCode
+
+log = logging.getLogger("duplex.adapters.mage_vl")
 
 API_KEY_VARIABLE: Final = "DUPLEX_LLM_API_KEY"
 """Where a server's key is looked for when the option is not given."""
@@ -114,6 +117,9 @@ def remote_engine(id: str, remote: RemoteOptions) -> LanguageEngine:
 def sight(options: MageOptions, folder: Path | None, pool: Executor) -> Sight:
     """The eye: the model's in a worker, or none where a server looks."""
     if folder is None or not options.looks:
+        return FrameSight(pool)
+    if options.remote is not None and not has_gate(options, folder):
+        log.warning("%s has no %s: the server looks, and nothing speaks unasked", folder, GATE_FILE)
         return FrameSight(pool)
     from duplex.adapters.mage_vl.sight.client import Sight as Client
     from duplex.adapters.mage_vl.sight.client import SightOptions

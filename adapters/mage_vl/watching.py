@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from duplex.adapters.mage_vl.ports import Eye, Glance, Media, Stream
 from duplex.adapters.mage_vl.windows.pairing import Alone, Paired, Pairing
+from duplex.adapters.mage_vl.windows.side_information import KEYS
 from duplex.adapters.mage_vl.windows.source import Visible
 from duplex.adapters.mage_vl.windows.types import VisualInput
 from duplex.core.errors import DuplexError, ErrorCode
@@ -30,6 +31,8 @@ MOST_WAITING: Final = 64
 MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
 MOST_STILLS: Final = 8
 """Lone images that may wait to be looked at: a newer one is no substitute for an older."""
+_CONTAINER: Final = 64  # bytes, as Python holds them
+_NUMBER: Final = 32
 
 
 @dataclass(slots=True)
@@ -108,6 +111,7 @@ class Watching:
                 asyncio.create_task(self._look_at_all(), name="looking at windows"),
             ]
         now = self._clock()
+        media = None if media is None else _needed(media)
         if media is None:
             self._take(self._pairing.due(inf) if self._pairing is not None else ())
             self._queue(_Window(None, now, self.submitted))
@@ -300,4 +304,25 @@ def size_of(media: Media | None) -> int:
         return len(media.data) + sum(map(len, media.frames))
     if isinstance(media, ImageWindow):
         return len(media.data)
-    return 4096 if isinstance(media, CodecWindow) else 0
+    return _weight(media.codec) if isinstance(media, CodecWindow) else 0
+
+
+def _weight(value: Any) -> int:
+    """Bytes of what a client's message became, about. A message has 150,000 values at most."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(name) + _weight(item) for name, item in value.items()) + _CONTAINER
+    if isinstance(value, list | tuple):
+        return sum(map(_weight, value)) + _CONTAINER
+    return _NUMBER
+
+
+def _needed(media: Media) -> Media:
+    """Without what nobody looks at: it may be as large as a message, and would wait with the window."""
+    if isinstance(media, CodecWindow):
+        codec = {name: value for name, value in media.codec.items() if name in KEYS}
+        return msgspec.structs.replace(media, codec=codec, metadata={})
+    if isinstance(media, VideoWindow) and media.metadata:
+        return msgspec.structs.replace(media, metadata={})
+    return media

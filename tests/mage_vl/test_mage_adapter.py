@@ -17,10 +17,11 @@ from duplex.adapters.base import Adapter, NotConfigured
 from duplex.adapters.mage_vl import building
 from duplex.adapters.mage_vl.adapter import MageVl, create
 from duplex.adapters.mage_vl.chat import ServerWriter
-from duplex.adapters.mage_vl.eyes import jpeg
+from duplex.adapters.mage_vl.eyes import FrameSight, ModelSight, jpeg
 from duplex.adapters.mage_vl.options import MageOptions, read_options
 from duplex.adapters.mage_vl.ports import Picture
 from duplex.adapters.mage_vl.tiny import write_tiny_checkpoint
+from duplex.adapters.mage_vl.weights import GATE_FILE
 from duplex.adapters.registry import load_adapters
 from duplex.adapters.spoken import Spoken
 from duplex.codecs.video import decode_images
@@ -138,6 +139,20 @@ def test_what_it_is_comes_from_its_parts(tmp_path: Path, monkeypatch: pytest.Mon
     frames = create({"model": str(folder), "backend": "frames", "id": "eyes"}).info
     assert frames.id == "eyes"
     assert Modality.CODEC_WINDOW not in frames.input_modalities
+
+
+def test_an_eye_without_a_gate_does_not_run_for_a_server_that_looks_itself(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the eye needs torch")
+    pytest.importorskip("httpx", reason="needs httpx: the extra remote")
+    folder = write_tiny_checkpoint(tmp_path / "tiny")
+    gated = create({"model": str(folder), "remote": REMOTE})
+    assert isinstance(gated, MageVl)
+    assert isinstance(gated.sight, ModelSight)
+    (folder / GATE_FILE).unlink()
+    blind = create({"model": str(folder), "remote": REMOTE})
+    assert isinstance(blind, MageVl)
+    assert isinstance(blind.sight, FrameSight)
+    assert not blind.info.proactive
 
 
 def test_a_voice_adds_audio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

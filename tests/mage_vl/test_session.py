@@ -6,11 +6,13 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from mage_fakes import Fakes, Watched, clip, happens, opened, until
 
 from duplex.adapters.engine.language import EngineInfo
 from duplex.adapters.mage_vl.options import PROMPT
+from duplex.adapters.mage_vl.windows.pairing import Pairing
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import (
     AudioWindow,
@@ -162,6 +164,29 @@ async def test_what_waits_to_be_prepared_is_bounded_in_bytes(fakes: Fakes, watch
     fakes.backend.gate.set()
     await watched.session.finish()
     assert watched.session._watching._bytes == 0
+
+
+async def test_side_information_that_waits_is_counted_and_what_nobody_reads_is_not_kept(
+    fakes: Fakes, watched: Watched
+) -> None:
+    fakes.backend.gate = threading.Event()
+    watching = watched.session._watching
+    watching._pairing = Pairing()
+    for number in range(40):
+        name = str(number)
+        codec = {"packet_bytes": "x" * (5 << 20), "unknown": "x" * (5 << 20)}
+        watching.submit(CodecWindow(kind="h264", codec=codec, segment_id=name, metadata={"x": "x"}))
+        watching.submit(msgspec.structs.replace(clip(name), metadata={"x": "x" * (5 << 20)}))
+    assert 6 <= len(watching._waiting) <= 12  # of 5 MiB, in 64
+    assert watching._bytes <= 64 << 20
+    for window in watching._waiting:
+        assert window.codec is not None
+        assert (list(window.codec.codec), window.codec.metadata) == (["packet_bytes"], {})
+        assert isinstance(window.media, VideoWindow)
+        assert window.media.metadata == {}
+    fakes.backend.gate.set()
+    await watched.session.finish()
+    assert watching._bytes == 0
 
 
 async def test_a_window_that_cannot_be_used_is_told_and_the_next_one_is_seen(
