@@ -125,7 +125,10 @@ class VideoFrame:
         Empty for key frames, stills, and codecs that do not export vectors (HEVC, VP8, VP9, AV1).
         """
         # not `picture.side_data`: the picture would keep that, and it the picture, until the collector comes
-        side_data = SideDataContainer(self.picture)  # type: ignore[call-arg]  # the stub lacks __init__
+        try:
+            side_data = SideDataContainer(self.picture)  # type: ignore[call-arg]  # the stub lacks __init__
+        except ValueError:  # side data that PyAV has no name for, such as a photograph's EXIF
+            return NO_MOTION
         vectors = side_data.get("MOTION_VECTORS")
         if vectors is None:
             return NO_MOTION

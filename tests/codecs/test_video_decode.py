@@ -185,6 +185,21 @@ def test_a_clip_with_a_long_gap_is_not_cut_into_single_frames():
     np.testing.assert_allclose([f.pts_ms for f in pieces], times_ms, atol=0.1)
 
 
+def test_a_photograph_with_exif_is_decoded_and_has_no_motion():
+    photo = still(texture(64, 96), "mjpeg")
+    tags = (
+        b"MM\x00*\x00\x00\x00\x08"
+        + b"\x00\x01"
+        + b"\x01\x12\x00\x03\x00\x00\x00\x01\x00\x06\x00\x00"
+        + b"\x00" * 4
+    )
+    exif = b"Exif\x00\x00" + tags
+    photo = photo[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + photo[2:]
+    decoded = decode_images([photo])
+    assert decoded.frames[0].shape == (96, 64, 3)  # it was taken with the camera on its side
+    assert len(decoded.codec.motion) == 0
+
+
 def test_annex_b_cut_at_any_frame_equals_the_stream():
     data = encode(moving_square(40), options={"bf": "3"})
     whole = list(VideoStream().decode(data, "video/mp4"))
