@@ -15,7 +15,8 @@ def session_of(query: Mapping[str, str]) -> dict[str, Any]:
     """What the query asks for, in the shape of `session.update`.
 
     Raises:
-        DuplexError: `BAD_CONFIG` for a speed that is no number; all else is judged where it is used.
+        DuplexError: `BAD_CONFIG` for a speed that is no number, and for a rate that is none; all
+            else is judged where it is used.
     """
     session: dict[str, Any] = {}
     source: dict[str, Any] = {}
@@ -34,16 +35,15 @@ def session_of(query: Mapping[str, str]) -> dict[str, Any]:
     for name, field in _SWITCHES.items():
         if name in query:
             source[name] = None if query[name] == "none" else {field: query[name]}
-    if "input_format" in query:
-        source["format"] = _format(query, "input_format", "input_rate")
-    if "output_format" in query:
-        sink["format"] = _format(query, "output_format", "output_rate")
+    for side, of in ((source, "input"), (sink, "output")):
+        if f"{of}_format" in query or f"{of}_rate" in query:
+            side["format"] = _format(query, f"{of}_format", f"{of}_rate")
     audio = {name: side for name, side in (("input", source), ("output", sink)) if side}
     return {**session, "audio": audio} if audio else session
 
 
 def _format(query: Mapping[str, str], name: str, rate: str) -> dict[str, Any]:
-    kind: dict[str, Any] = {"type": query[name]}
+    kind: dict[str, Any] = {"type": query.get(name, "audio/pcm")}
     if rate in query:
         if not query[rate].isdecimal() or len(query[rate]) > 6:
             raise DuplexError(ErrorCode.BAD_CONFIG, f"{rate} must be a whole number in digits", param=rate)

@@ -233,6 +233,17 @@ def test_fault_39_the_extensions_can_be_asked_for_in_the_query() -> None:
     assert caught.value.code is ErrorCode.BAD_CONFIG
 
 
+def test_a_rate_in_the_query_without_a_format_was_ignored() -> None:
+    """Audio was then heard at another speed."""
+    formats = Stage(query={"input_rate": "16000", "output_rate": "48000"}).log[0]["session"]["audio"]
+    assert formats["input"]["format"] == {"type": "audio/pcm", "rate": 16000}
+    assert formats["output"]["format"] == {"type": "audio/pcm", "rate": 48000}
+    for rate in ("5", "fast"):
+        with pytest.raises(DuplexError) as caught:
+            RealtimeDialect().open({"input_rate": rate}, {})
+        assert caught.value.code is ErrorCode.BAD_CONFIG
+
+
 def test_private_messages_are_unknown_to_who_has_not_asked() -> None:
     stage = Stage()
     error = only(stage.send("session.heartbeat", event_id="h"), "error")["error"]
