@@ -57,11 +57,12 @@ class GatewayHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = self.loop.time()
+        of_body = self._in_body
         super().data_received(data)
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
             return  # refused, or a WebSocket by now, which has its own protocol
-        if self._in_body or not (self._in_head or self._idle):
-            return
+        if of_body or self._in_body or not (self._in_head or self._idle):
+            return  # what ended a body may hold the next head's beginning: one read of it does not count
         if self._deadline is None:
             self._await_head()  # what came was not even a request's first byte
         self._head_bytes += len(data)

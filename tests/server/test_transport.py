@@ -14,6 +14,7 @@ from gateway_peer import PATIENCE_S, Peer, forever, tone, until
 
 from duplex.adapters.scripted import ScriptedAdapter, ScriptedSession
 from duplex.core.types import Delta, TextDelta, Turn
+from duplex.server.http_protocol import GatewayHttp
 
 
 @pytest.fixture
@@ -215,6 +216,34 @@ async def test_headers_without_an_end_were_kept_whole(start_gateway: Any) -> Non
         writer.write(line)
     answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
     assert answer.startswith(b"HTTP/1.1 431 ")
+    writer.close()
+
+
+async def test_the_end_of_a_body_counted_as_a_head(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that was answered before its body was read got a second answer, and lost its connection."""
+    monkeypatch.setattr("duplex.server.http_protocol.MAX_HEAD_BYTES", 1000)
+    data_received = GatewayHttp.data_received
+    whole = asyncio.Event()
+
+    def noting(self: GatewayHttp, data: bytes) -> None:
+        data_received(self, data)
+        if data.endswith(b"x"):
+            whole.set()
+
+    monkeypatch.setattr(GatewayHttp, "data_received", noting)
+    gateway = await start_gateway()
+    size = 5000
+    head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
+    reader, writer = await request(gateway, head)
+    assert b" 404 " in await asyncio.wait_for(reader.readline(), PATIENCE_S)
+    writer.write(b"x" * size)
+    await asyncio.wait_for(whole.wait(), PATIENCE_S)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    answers = await asyncio.wait_for(reader.read(), PATIENCE_S)
+    assert b" 431 " not in answers
+    assert answers.endswith(b'{"status":"ok"}')
     writer.close()
 
 
