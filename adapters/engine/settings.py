@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,8 +20,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     which a model that is only busy would count as broken.
     """
 
-    frame_depth: int = 2
-    decode_depth: int = 2
+    frame_depth: Annotated[int, Meta(ge=1, le=4)] = 2  # models keep the results of eight launches
+    decode_depth: Annotated[int, Meta(ge=1)] = 2
     decode_work: int = 256
     lead_ms: float = 1.5
     start_ms: float = 40.0
