@@ -110,10 +110,10 @@ class Synthesis:
             return name, self._models[name]
         if self._models and (name is None or name in OPENAI_MODELS):
             return next(iter(self._models.items()))
-        known = ", ".join(self._models) or "none"
-        raise DuplexError(
-            ErrorCode.MODEL_NOT_FOUND, f"no speech model {str(name)[:128]!r}; served: {known}", param="model"
-        )
+        words = "no model that speaks is served"
+        if self._models:
+            words = f"no speech model {str(name)[:128]!r}; served: {', '.join(self._models)}"
+        raise DuplexError(ErrorCode.MODEL_NOT_FOUND, words, param="model")
 
     async def prepare(self, fields: SpeechFields) -> Job:
         """Everything that can be refused before the engine is touched.
