@@ -308,7 +308,7 @@ def spoken_info(info: AdapterInfo, voice: SpeechAdapter) -> AdapterInfo:
     """What a writer is with a voice. Clients get text alone unless they ask for audio too."""
     return msgspec.structs.replace(
         info,
-        output_modalities=(*info.output_modalities, Modality.AUDIO),
+        output_modalities=tuple(dict.fromkeys((*info.output_modalities, Modality.AUDIO))),
         default_output_modalities=info.default_output_modalities or info.output_modalities,
         output_sample_rate=voice.speech.sample_rate,
         voices=voice.info.voices,

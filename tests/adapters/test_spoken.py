@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import numpy as np
+import msgspec
 import pytest
 from fake_speech import RATE, FakeFace, FakeSpeechAdapter
 
@@ -262,6 +263,13 @@ async def test_a_writer_with_a_voice_gives_text_and_where_it_is_asked_for_audio(
     heard = [delta async for delta in session.respond(turn(Modality.TEXT, Modality.AUDIO, voice="tone"))]
     assert said(heard) == words(heard) == "One. Two."
     await adapter.stop()
+
+
+def test_a_writer_that_sounds_itself_was_listed_with_audio_twice() -> None:
+    writer = WriterAdapter()
+    both = (Modality.TEXT, Modality.AUDIO)
+    writer.info = msgspec.structs.replace(writer.info, output_modalities=both)
+    assert Spoken(writer, SpeechStage(voice())).info.output_modalities == both
 
 
 async def test_a_voice_that_is_not_there_is_refused_when_it_is_named() -> None:
