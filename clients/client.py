@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Final, Literal, Self
-from urllib.parse import quote_plus
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from duplex.clients.address import NATIVE_PATH, websocket_url
 from duplex.clients.buffers import Inbox, Outbox
 from duplex.clients.connection import open_connection, why_closed
 from duplex.clients.errors import (
@@ -33,6 +33,7 @@ from duplex.clients.events import (
     SessionCreated,
     SessionResumed,
 )
+from duplex.clients.handshake import open_session, split_options
 from duplex.clients.playback import Player
 from duplex.clients.protocol import EXTENSIONS, ClientProtocol, Frame
 from duplex.clients.reconnect import Sent, connect_again, send_kept
@@ -40,8 +41,6 @@ from duplex.clients.requests import Requests
 from duplex.clients.response import Response, ResponseGatherer
 from duplex.core.errors import ErrorCode
 
-MAX_QUERY_BYTES: Final = 4096
-"""Of instructions in the query. Servers and proxies bound an address; longer ones go by `session.update`."""
 MAX_EVENTS: Final = 4096
 """Events that may wait to be taken; beyond it the socket is not read, and the server's bounds act."""
 
@@ -66,18 +65,23 @@ class AsyncDuplexClient(Requests):
     `connection_lost`), and input that was written just before the break may or may not have arrived.
 
     Args:
-        url: `ws://host:port/v1/duplex`; more query parameters may be in it.
+        url: `ws://host:port/v1/duplex`, or `wss`; `http` and `https` are taken for these, and an address
+            without a path (`ws://host:port`) for the one with it. More query parameters may be in it.
         model, session_id: None lets the server choose.
         token: the server's bearer token.
         frames: how media travel.
         ext: private events to ask for (`signals`, `playback`, `lifecycle`, `resume`).
-        options: session settings by query parameter (`voice`, `codec`, `sample_rate`, …). Long instructions
-            are sent in a `session.update` instead, before anything else.
+        options: settings of the new session: all that `update` takes, and `codec` and `sample_rate` for the
+            two fields of `output_format`. They are in force when `open` returns; one that the server or the
+            model refuses is a `BadConfig` there. A session that is resumed keeps its settings.
         reconnect: take the session up again after a break.
         max_kept_bytes: input that is kept meanwhile, and of the input before that.
         player: gets the audio as it arrives; what it says was played is acknowledged to the server every
             `ack_interval_ms`.
-        open_timeout_s, close_timeout_s: for the handshake, and for a graceful end.
+        open_timeout_s, close_timeout_s: for the handshake with the settings, and for a graceful end.
+
+    Raises:
+        BadConfig: the address is none, or options are no text that can be sent.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class AsyncDuplexClient(Requests):
         token: str | None = None,
         frames: Literal["binary", "json"] = "binary",
         ext: Iterable[str] = EXTENSIONS,
-        options: Mapping[str, str | int | float] | None = None,
+        options: Mapping[str, Any] | None = None,
         reconnect: bool = True,
         max_kept_bytes: int = 1024 * 1024,
         player: Player | None = None,
@@ -97,28 +101,24 @@ class AsyncDuplexClient(Requests):
         open_timeout_s: float = 10.0,
         close_timeout_s: float = 15.0,
     ) -> None:
-        options = dict(options or {})
-        instructions = str(options.get("instructions", ""))
-        self._late: dict[str, Any] = {}
-        """Settings that are too long for the query."""
-        if len(quote_plus(instructions)) > MAX_QUERY_BYTES:
-            self._late["instructions"] = options.pop("instructions")
+        in_query, self._settings = split_options(options or {})
         wanted = [
             name for name in ext if reconnect or name != "resume"
         ]  # nobody waits for who does not come back
         query = {"model": model, "session_id": session_id, "frames": frames, "ext": ",".join(wanted)}
-        self._url = url
-        self._query: dict[str, Any] = {k: v for k, v in (query | options).items() if v is not None}
+        self._url = websocket_url(url, NATIVE_PATH)
+        self._query: dict[str, Any] = {k: v for k, v in query.items() if v is not None} | in_query
         self._token = token
         self._reconnects = reconnect
         self._player = player
         self._ack_interval_s = ack_interval_ms / 1000
         self._open_timeout_s = open_timeout_s
         self._close_timeout_s = close_timeout_s
+        rate = str(in_query.get("sample_rate", 24000))
         self.protocol = ClientProtocol(
             binary=frames == "binary",
-            codec=str(options.get("codec", "pcm_s16le")),
-            sample_rate=int(options.get("sample_rate", 24000)),
+            codec=str(in_query.get("codec", "pcm_s16le")),
+            sample_rate=int(rate) if rate.isdecimal() else 0,  # which the server refuses
         )
         self._socket: ClientConnection | None = None
         """None while the connection is down."""
@@ -148,16 +148,21 @@ class AsyncDuplexClient(Requests):
         """
         if self._tasks or self._over:
             raise ClientError("a client is opened once")
-        self._socket, created = await self._connect(self._query, self._url)
-        self._publish([created])
+        self._sent.reset()
+        self._socket, events = await open_session(
+            self._url,
+            self._query,
+            self._settings,
+            protocol=self.protocol,
+            send=self._transmit,
+            token=self._token,
+            timeout_s=self._open_timeout_s,
+        )
+        self._publish(events)
         self._tasks.append(asyncio.create_task(self._run(self._socket), name="duplex client"))
         if self._player is not None:
             acks = self._acknowledge(self._player)
             self._tasks.append(asyncio.create_task(acks, name="duplex client acks"))
-        if self._late:
-            event_id = self.protocol.event_id()
-            update = self.protocol.request("session.update", session=self._late, event_id=event_id)
-            await self._write(update, urgent=True)
         return self.session
 
     async def close(self) -> None:

@@ -10,10 +10,10 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from msgspec import UNSET
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
 from websockets.typing import Subprotocol
 
-from duplex.clients.errors import ConnectionLost, SessionOver, handshake_refused, session_over
+from duplex.clients.errors import BadConfig, ConnectionLost, SessionOver, handshake_refused, session_over
 from duplex.clients.events import SessionCreated, SessionResumed
 from duplex.clients.protocol import ClientProtocol
 
@@ -55,7 +55,9 @@ async def dialled(
         raise handshake_refused(error.response.status_code, bytes(error.response.body or b"")) from None
     except TimeoutError:
         raise ConnectionLost(f"{url} did not answer within {timeout_s:g} s") from None
-    except (OSError, InvalidHandshake, InvalidMessage) as error:
+    except InvalidURI as error:
+        raise BadConfig(f"{url!r} is no address of a server: {error.msg}") from None
+    except (OSError, WebSocketException) as error:
         raise ConnectionLost(f"no connection to {url}: {error or type(error).__name__}") from None
 
 
@@ -74,12 +76,13 @@ async def open_connection(
     """
     protocol.fatal = None
     async with dialled(url, query, token=token, timeout_s=timeout_s) as socket:
-        return socket, await _session_created(socket, protocol)
+        return socket, await session_created(socket, protocol)
 
 
-async def _session_created(
+async def session_created(
     socket: ClientConnection, protocol: ClientProtocol
 ) -> SessionCreated | SessionResumed:
+    """What the server says first. Raises the `SessionOver` that names why it does not."""
     try:
         async for frame in socket:
             for event in protocol.receive(frame):

@@ -90,7 +90,7 @@ class ModelNotFound(SessionOver):
 
 
 class BadConfig(SessionOver):
-    """An option of the handshake is wrong."""
+    """The address, a setting, or another option of the handshake is wrong."""
 
 
 class ResumeRejected(SessionOver):
@@ -168,7 +168,7 @@ _BY_STATUS: Final[dict[int, ErrorCode]] = {
     400: ErrorCode.BAD_CONFIG,
     401: ErrorCode.UNAUTHORIZED,
     403: ErrorCode.UNAUTHORIZED,
-    404: ErrorCode.MODEL_NOT_FOUND,
+    404: ErrorCode.BAD_CONFIG,  # no WebSocket at that path: a model that is missing is told by its code
     409: ErrorCode.SESSION_ID_IN_USE,
     429: ErrorCode.SERVER_FULL,
     503: ErrorCode.ENGINE_DOWN,
@@ -209,6 +209,12 @@ def session_over(
     return SessionOver(message, close_code=close_code)
 
 
+def settings_refused(name: str, words: str) -> SessionOver:
+    """The exception of settings that a new session was to have and the server refused, by its code."""
+    code = error_code(name)
+    return _CLASSES.get(code, BadConfig)(words, code=code) if code else BadConfig(words)
+
+
 def handshake_refused(status: int, body: bytes) -> SessionOver:
     """The exception of an HTTP answer to the handshake: by the code in its JSON body, else by its status."""
     code: ErrorCode | None = None
@@ -216,7 +222,8 @@ def handshake_refused(status: int, body: bytes) -> SessionOver:
     try:
         answer: Any = json.loads(body)
         answer = answer.get("error", answer)
-        code, words = error_code(str(answer.get("code"))), str(answer.get("message", ""))
+        code = error_code(str(answer.get("error_code"))) or error_code(str(answer.get("code")))
+        words = str(answer.get("message", ""))
     except (ValueError, AttributeError):
         pass
     code = code or _BY_STATUS.get(status)

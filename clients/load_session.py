@@ -14,6 +14,7 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from duplex.clients.address import NATIVE_PATH, websocket_url
 from duplex.clients.connection import open_connection, why_closed
 from duplex.clients.errors import SessionOver
 from duplex.clients.events import (
@@ -181,7 +182,7 @@ class LoadSession:
         began = monotonic_ns()
         try:
             self._socket, _ = await open_connection(
-                options.url,
+                websocket_url(options.url, NATIVE_PATH),
                 {name: value for name, value in query.items() if value is not None},
                 protocol=self._protocol,
                 token=options.token,

@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m duplex.clients.loadgen", description="Load a gateway with many sessions."
     )
-    parser.add_argument("url", help="ws://host:port/v1/duplex")
+    parser.add_argument("url", help="ws://host:port, with the path where it is not /v1/duplex")
     parser.add_argument("--sessions", type=int, default=1, metavar="N")
     parser.add_argument("--duration-s", type=float, default=10.0, metavar="S")
     parser.add_argument(

@@ -16,6 +16,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
+from duplex.clients.address import REALTIME_PATH, websocket_url
 from duplex.clients.buffers import Outbox
 from duplex.clients.connection import dialled
 from duplex.clients.errors import (
@@ -50,12 +51,16 @@ class AsyncRealtimeClient:
     `kept`, `replayed` and `lost`) come in between; every event of the server comes once.
 
     Args:
-        url: `ws://host:port/v1/realtime`; more query parameters may be in it.
+        url: `ws://host:port/v1/realtime`, or `wss`; `http` and `https` are taken for these, and an address
+            without a path (`ws://host:port`) for the one with it. More query parameters may be in it.
         model, token: the model to ask for, and the server's bearer token.
         ext: private events to ask for.
         reconnect: take the session up again after a break.
         max_kept_bytes: input that is kept meanwhile, and of the input before that.
         open_timeout_s: for a handshake.
+
+    Raises:
+        BadConfig: the address is none.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class AsyncRealtimeClient:
         query = {"model": model, "ext": ",".join(wanted)}
         self.session: Event = {}
         """The newest session object."""
-        self._url = url
+        self._url = websocket_url(url, REALTIME_PATH)
         self._query = {key: value for key, value in query.items() if value}
         self._token = token
         self._reconnects = reconnect

@@ -15,6 +15,7 @@ import msgspec
 import pybase64
 
 from duplex.adapters.speech import SpeechVoice
+from duplex.clients.address import http_url
 from duplex.clients.errors import ClientError, ConnectionLost, RequestRefused, error_code
 from duplex.clients.loop_thread import LoopThread
 from duplex.clients.speech_events import (
@@ -97,9 +98,12 @@ class AsyncSpeechClient:
     `ConnectionLost` when there is none.
 
     Args:
-        url: `http://host:port`.
+        url: `http://host:port`, or `https`; `ws` and `wss` are taken for these.
         token: the server's bearer token.
         timeout_s: without a byte, a request is given up after it.
+
+    Raises:
+        BadConfig: the address is none.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class AsyncSpeechClient:
         timeout_s: float = 60.0,
         **options: Any,
     ) -> None:
-        self._url = url.rstrip("/")
+        self._url = http_url(url)
         self._token = token
         self._timeout_s = timeout_s
         self._options = options

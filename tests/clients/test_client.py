@@ -31,6 +31,19 @@ async def session(gateway: FakeGateway, *, greeting=None, **options):
         await client.abort()
 
 
+@asynccontextmanager
+async def opening(gateway: FakeGateway, **options):
+    """A client that is being opened, and the server's side of its connection, which has greeted."""
+    opened = asyncio.ensure_future(AsyncDuplexClient.connect(gateway.url, **options))
+    try:
+        yield opened, await gateway.accept()
+    finally:
+        if not opened.done():
+            opened.cancel()
+        elif opened.exception() is None:
+            await opened.result().abort()
+
+
 async def take(client, count):
     return [await anext(client) for _ in range(count)]
 
@@ -62,13 +75,15 @@ async def test_long_instructions_are_sent_by_an_update():
     long = "Be brief. " * 1000
     async with (
         fake_gateway() as gateway,
-        session(gateway, options={"voice": "anna", "instructions": long}) as (client, connection),
+        opening(gateway, options={"voice": "anna", "instructions": long}) as (opened, connection),
     ):
         assert connection.query["voice"] == "anna"
         assert "instructions" not in connection.query
-        await client.append_text("hi")
         update = await connection.receive()
         assert (update["type"], update["session"]) == ("session.update", {"instructions": long})
+        await connection.send(type="session.updated", session={}, event_id=update["event_id"])
+        client = await opened
+        await client.append_text("hi")
         assert (await connection.receive())["data"] == "hi"
 
 
@@ -382,7 +397,8 @@ async def test_every_reason_to_end_a_session_is_told_apart(close_code, reason, k
     [
         (401, b"", clients.Unauthorized),
         (403, b"no JSON", clients.Unauthorized),
-        (404, b"", clients.ModelNotFound),
+        (404, b"", clients.BadConfig),
+        (404, b'{"error": {"code": 404, "error_code": "model_not_found"}}', clients.ModelNotFound),
         (429, b"[]", clients.ServerFull),
         (503, b"", clients.EngineDown),
         (503, b'{"error": {"code": "draining", "message": "bye"}}', clients.Draining),
