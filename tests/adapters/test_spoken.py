@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-import numpy as np
 import msgspec
+import numpy as np
 import pytest
 from fake_speech import RATE, FakeFace, FakeSpeechAdapter
 
