@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from duplex.clients.errors import ClientError, error_code
 from duplex.clients.events import AudioDelta, ClientEvent, TextDelta, UnknownEvent
+from duplex.codecs.number_arrays import pack_numbers
 from duplex.codecs.pcm import to_int16
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.dialects import native_events as wire
@@ -158,10 +159,14 @@ class ClientProtocol:
         metadata: Mapping[str, Any] | None = None,
         event_id: str | None = None,
     ) -> Frame:
-        """Codec side information. `bytes` in `codec` stay bytes in binary frames, and are base64 in JSON."""
+        """Codec side information. `bytes` in `codec` stay bytes in binary frames, and are base64 in JSON.
+
+        Arrays of numpy in `codec` go as bytes (`duplex.codecs.number_arrays`). Raises `DuplexError` for one
+        that is not of numbers.
+        """
         window = {
             "kind": kind,
-            "codec": dict(codec),
+            "codec": {k: pack_numbers(v) if isinstance(v, np.ndarray) else v for k, v in codec.items()},
             "segment_id": segment_id or None,
             "pts_ms": pts_ms,
             "duration_ms": duration_ms,

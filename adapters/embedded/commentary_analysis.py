@@ -19,11 +19,13 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from duplex.adapters.embedded.codec_windows import mean_speed, needed
 from duplex.adapters.embedded.events import Event
 from duplex.adapters.embedded.objects import ObjectDetector
 from duplex.adapters.embedded.onscreen_text import MOST_PIXELS, TextReader
 from duplex.adapters.embedded.scene import Care, Scene, View
 from duplex.adapters.embedded.tags import Tagger
+from duplex.adapters.message_size import message_size
 from duplex.codecs.video import VideoFrame, VideoLimits, VideoStream
 from duplex.codecs.video_frame import Pixels
 from duplex.core.errors import DuplexError, ErrorCode
@@ -131,6 +133,8 @@ class Analysis:
 
     def submit(self, window: Media | None) -> int:
         """Queue a window; returns its number. None: the input ends."""
+        if isinstance(window, CodecWindow):
+            window = needed(window)
         size = _size(window)
         with self._lock:
             self._submitted += 1
@@ -220,7 +224,7 @@ class Analysis:
             if self._awaits_key:  # our own doing: windows were dropped to keep up
                 skimmed = True
             else:
-                self._tell([InputRejected(code=error.code, message=error.message)])
+                self._tell([InputRejected(code=error.code, message=error.message, param=error.param)])
         if window is not None:
             gate = max(salience, _MOVES_ALONE * min(1.0, busiest / _BUSY))
             segment = window.segment_id if isinstance(window, VideoWindow) else ""
@@ -272,9 +276,9 @@ class Analysis:
 
     def _gate_codec(self, window: CodecWindow) -> None:
         try:
-            speed = _mean_speed(window.codec)
+            speed = mean_speed(window.codec)
         except DuplexError as error:
-            self._tell([InputRejected(code=error.code, message=error.message)])
+            self._tell([InputRejected(code=error.code, message=error.message, param=error.param)])
             return
         gate = 1 - float(np.exp(-speed / _STRONG_MOTION))
         at = window.pts_ms if window.pts_ms is not None else self._stream.end_ms
@@ -321,24 +325,6 @@ class Analysis:
 def _size(window: Media | None) -> int:
     if isinstance(window, VideoWindow):
         return len(window.data) + sum(map(len, window.frames))
+    if isinstance(window, CodecWindow):
+        return message_size(window.codec)
     return len(window.data) if isinstance(window, ImageWindow) else 0
-
-
-def _mean_speed(codec: dict[str, Any]) -> float:
-    """Mean length of the motion vectors, in pixels a frame.
-
-    `motion_vectors` is any nesting of lists whose innermost are (dx, dy, …).
-    """
-    try:
-        vectors = np.asarray(codec.get("motion_vectors", ()), np.float64)
-    except (TypeError, ValueError) as error:
-        raise DuplexError(
-            ErrorCode.INVALID_VALUE, "motion_vectors must be lists of numbers of equal length", param="codec"
-        ) from error
-    if not vectors.size:
-        return 0.0
-    if vectors.ndim < 2 or vectors.shape[-1] < 2 or not np.isfinite(vectors).all():
-        raise DuplexError(
-            ErrorCode.INVALID_VALUE, "motion_vectors must be lists of finite (dx, dy)", param="codec"
-        )
-    return float(np.hypot(vectors[..., 0], vectors[..., 1]).mean())

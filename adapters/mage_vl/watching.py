@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -21,6 +21,7 @@ from duplex.adapters.mage_vl.windows.pairing import Alone, Paired, Pairing
 from duplex.adapters.mage_vl.windows.side_information import KEYS
 from duplex.adapters.mage_vl.windows.source import Visible
 from duplex.adapters.mage_vl.windows.types import VisualInput
+from duplex.adapters.message_size import message_size
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import CodecWindow, ImageWindow, InputLag, InputRejected, Signal, VideoWindow
 
@@ -31,8 +32,6 @@ MOST_WAITING: Final = 64
 MOST_WAITING_BYTES: Final = 64 * 1024 * 1024
 MOST_STILLS: Final = 8
 """Lone images that may wait to be looked at: a newer one is no substitute for an older."""
-_CONTAINER: Final = 64  # bytes, as Python holds them
-_NUMBER: Final = 32
 
 
 @dataclass(slots=True)
@@ -166,7 +165,7 @@ class Watching:
         """What has found its side information, or waited long enough for it."""
         for pair in pairs:
             if isinstance(pair, Alone):
-                self._tell(InputRejected(code=pair.error.code, message=pair.error.message))
+                self._tell(_refused(pair.error))
             elif (window := self._unpaired.pop(id(pair.window), None)) is not None:
                 window.codec = pair.codec
                 self._queue(window)
@@ -217,7 +216,7 @@ class Watching:
             if self._cut and error.code is ErrorCode.INVALID_MEDIA and _is_stream(media):
                 self._coalesced += 1  # given up with the one before it, and no fault of the client
             else:
-                self._tell(InputRejected(code=error.code, message=error.message))
+                self._tell(_refused(error))
         except Exception:
             log.exception("a window broke its preparation")
             words = "the window broke its preparation"
@@ -287,6 +286,10 @@ class Watching:
                 waiter.set_result(None)
 
 
+def _refused(error: DuplexError) -> InputRejected:
+    return InputRejected(code=error.code, message=error.message, param=error.param)
+
+
 def _is_stream(media: Media | None) -> bool:
     """It goes on with the stream of the window before it."""
     return isinstance(media, VideoWindow) and not media.frames
@@ -304,18 +307,7 @@ def size_of(media: Media | None) -> int:
         return len(media.data) + sum(map(len, media.frames))
     if isinstance(media, ImageWindow):
         return len(media.data)
-    return _weight(media.codec) if isinstance(media, CodecWindow) else 0
-
-
-def _weight(value: Any) -> int:
-    """Bytes of what a client's message became, about. A message has 150,000 values at most."""
-    if isinstance(value, str | bytes):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(len(name) + _weight(item) for name, item in value.items()) + _CONTAINER
-    if isinstance(value, list | tuple):
-        return sum(map(_weight, value)) + _CONTAINER
-    return _NUMBER
+    return message_size(media.codec) if isinstance(media, CodecWindow) else 0
 
 
 def _needed(media: Media) -> Media:

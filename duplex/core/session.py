@@ -235,4 +235,5 @@ class Session(SessionLife):
                 return [Send(event=InputLagged(lag_ms=signal.lag_ms, coalesced=signal.coalesced))]
             case InputRejected():
                 # one bad window is no reason to end, whatever the fault's name
-                return [Send(event=ErrorEvent(code=signal.code, message=well_formed(signal.message)))]
+                words = well_formed(signal.message)
+                return [Send(event=ErrorEvent(code=signal.code, message=words, param=signal.param))]

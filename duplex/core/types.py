@@ -357,10 +357,14 @@ class InputLag(_Value, frozen=True, kw_only=True):
 
 
 class InputRejected(_Value, frozen=True, kw_only=True):
-    """A window that could not be used, found after `append` returned (a truncated file, say)."""
+    """A window that could not be used, found after `append` returned (a truncated file, say).
+
+    `param` names the field that is at fault, where it is one.
+    """
 
     code: ErrorCode
     message: str
+    param: str | None = None
 
 
 Signal: TypeAlias = (

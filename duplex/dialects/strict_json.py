@@ -45,8 +45,8 @@ def parse(text: str | bytes) -> Any:
     if containers + colons + _count(text, ",") > MAX_MARKS:
         raise DuplexError(
             ErrorCode.INPUT_OVERFLOW,
-            f"the message has more than {MAX_MARKS} commas, colons and opening brackets: send large arrays in"
-            " a binary codec window, as bin",
+            f"the message has more than {MAX_MARKS} commas, colons and opening brackets: send large arrays of"
+            " a codec window as {dtype, shape, data}",
         )
     try:
         value = _decoder.decode(text)

@@ -27,7 +27,8 @@ MAX_FRAMES: Final = 256
 """Stills in one video window."""
 MAX_LOOSE_BYTES: Final = 128 * 1024
 """Bytes of a MessagePack codec window that are not in `bin` or `str` values. Loose numbers and containers
-take time on the event loop and grow up to 90 times when decoded; large arrays belong into `bin`."""
+take time on the event loop and grow up to 90 times when decoded; large arrays belong into `bin`, see
+`duplex.codecs.number_arrays`."""
 
 
 def window_from_message(message: Fields) -> Window:
@@ -137,7 +138,7 @@ def video_kind(data: bytes) -> str:
 
 
 def codec_window_from_msgpack(payload: bytes, pts: int) -> CodecWindow:
-    """The codec window of a binary frame: the same fields as in JSON; arrays may be `bin`.
+    """The codec window of a binary frame: the same fields as in JSON; the data of arrays is `bin`.
 
     `pts` (ms) counts where the map has no `pts_ms`. Raises `INVALID_FRAME`, `MEDIA_TOO_LARGE`, or a fault
     of a field.
@@ -145,11 +146,13 @@ def codec_window_from_msgpack(payload: bytes, pts: int) -> CodecWindow:
     try:
         top = _raw_map(payload, "the codec window")
         codec = _raw_map(top.pop("codec", msgspec.Raw(b"\xc0")), "codec")
-        loose = sum(_loose_size(raw) for values in (top, codec) for raw in values.values())
+        loose = sum(_loose_size(raw) for raw in top.values())
+        loose += sum(_loose_size(raw, field=True) for raw in codec.values())
         if loose > MAX_LOOSE_BYTES:
             raise DuplexError(
                 ErrorCode.MEDIA_TOO_LARGE,
-                f"more than {MAX_LOOSE_BYTES} bytes of numbers and containers; send large arrays as bin",
+                f"more than {MAX_LOOSE_BYTES} bytes of numbers and containers; send large arrays as"
+                " {dtype, shape, data: bin}",
                 param="codec",
             )
         values = {name: _plain(msgspec.msgpack.decode(raw), name) for name, raw in top.items()}
@@ -276,9 +279,22 @@ _FLAT: Final = frozenset((*range(0xA0, 0xC0), 0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB
 """First bytes of `bin` and `str`: decoded they are as large as on the wire."""
 
 
-def _loose_size(raw: msgspec.Raw) -> int:
+_MAP_HEADS: Final = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
+_ARRAY_ENTRIES: Final = 3  # of {dtype, shape, data}
+
+
+def _loose_size(raw: msgspec.Raw, *, field: bool = False) -> int:
+    """Bytes outside of flat values. A `field` of the codec may be {dtype, shape, data}."""
     view = memoryview(raw)
-    return 0 if view[0] in _FLAT else len(view)
+    if view[0] in _FLAT:
+        return 0
+    if not field or view[0] not in _MAP_HEADS or _declared_entries(view) != _ARRAY_ENTRIES:
+        return len(view)
+    try:
+        flat = sum(len(memoryview(r)) for r in _raw_maps.decode(raw).values() if memoryview(r)[0] in _FLAT)
+    except msgspec.ValidationError:
+        return len(view)  # a key is no string
+    return len(view) - flat
 
 
 def _plain(value: Any, name: str) -> Any:

@@ -16,8 +16,9 @@ from video_clips import encode, still, texture
 from duplex.adapters.base import Adapter, AdapterSession
 from duplex.adapters.embedded import commentary
 from duplex.adapters.embedded.commentary import CommentarySession, create
-from duplex.adapters.embedded.commentary_analysis import MAX_WINDOWS, Analysis, Models
+from duplex.adapters.embedded.commentary_analysis import MAX_BYTES, MAX_WINDOWS, Analysis, Models
 from duplex.adapters.embedded.events import Event, Kind
+from duplex.codecs.number_arrays import pack_numbers
 from duplex.codecs.video_split import split_clip
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import (
@@ -213,6 +214,11 @@ async def test_windows_that_are_refused_later(clip, windows):
         ImageWindow(data=b"GIF89a" + bytes(50)),
         CodecWindow(kind="h264", codec={"motion_vectors": [[1], [2, 3]]}),
         CodecWindow(kind="h264", codec={"motion_vectors": [[float("nan"), 1.0]]}),
+        CodecWindow(kind="h264", codec={"motion_vectors": [[10**400, 1]]}),
+        CodecWindow(
+            kind="h264", codec={"motion_vectors": {"dtype": "f8", "shape": [1, 2], "data": bytes(16)}}
+        ),
+        CodecWindow(kind="h264", codec={"motion_vectors": {"dtype": "u1", "shape": [1, 1], "data": "AA=="}}),
     ]
     async with opened() as (session, heard):
         for window in bad:
@@ -222,9 +228,9 @@ async def test_windows_that_are_refused_later(clip, windows):
             ErrorCode.INVALID_MEDIA,
             ErrorCode.INVALID_MEDIA,
             ErrorCode.UNSUPPORTED_FORMAT,
-            ErrorCode.INVALID_VALUE,
-            ErrorCode.INVALID_VALUE,
+            *[ErrorCode.INVALID_VALUE] * 5,
         ]
+        assert [r.param for r in refused][3:] == ["data.codec.motion_vectors"] * 5
         await session.append(windows[0])
         assert await heard.until(WantsToSpeak, 1)
 
@@ -274,13 +280,14 @@ async def test_frames_and_codec_windows():
         await session.append(VideoWindow(kind="frames", frames=stills, pts_ms=0.0, duration_ms=2000.0))
         await heard.until(WantsToSpeak, 1)
         calm, wild = [[0.1, 0.0]] * 50, [[20.0, 5.0]] * 50
-        for number, vectors in enumerate((calm, wild, wild)):
+        for number, vectors in enumerate((calm, wild, pack_numbers(np.array(wild)))):
             await session.append(
                 CodecWindow(kind="h264", codec={"motion_vectors": vectors}, pts_ms=2000.0 + number * 500)
             )
         scores = await heard.until(GateScore, 4)
         assert scores[1].score < 0.1
         assert scores[2].score > 0.9
+        assert scores[3].score == scores[2].score
         assert len(await heard.until(WantsToSpeak, 2)) == 2, "strong motion is said once"
 
 
@@ -429,6 +436,20 @@ def test_beyond_the_queue_the_oldest_windows_are_dropped_and_decoding_begins_ane
     lags = bench.of(InputLag)
     assert sum(lag.coalesced for lag in lags) >= 7
     assert bench.analysis.done == bench.analysis.submitted
+
+
+def test_side_information_that_waits_is_counted_and_what_nobody_reads_is_not_kept():
+    bench = Bench()
+    data = bytes(8 << 20)
+    for _ in range(20):
+        codec = {"motion_vectors": {"dtype": "u1", "shape": [1 << 22, 2], "data": data}, "bit_cost": data}
+        bench.analysis.submit(CodecWindow(kind="h264", codec=codec, metadata={"a": "b"}))
+    kept = [waiting.window for waiting in bench.analysis._queue]
+    assert len(kept) == MAX_BYTES // len(data) - 1
+    assert all(list(window.codec) == ["motion_vectors"] and not window.metadata for window in kept)
+    bench.workers.run()
+    assert [refused.code for refused in bench.of(InputRejected)] == [ErrorCode.MEDIA_TOO_LARGE] * len(kept)
+    assert bench.analysis._bytes == 0
 
 
 def test_close_stops_at_the_next_frame(windows):

@@ -467,9 +467,10 @@ def test_fault_34_input_that_was_refused_meanwhile_is_named_on_return() -> None:
     driver = Driver()
     driver.append(VIDEO)
     driver.detach()
-    driver.signal(t.InputRejected(code=ErrorCode.INVALID_MEDIA, message="truncated"))
+    driver.signal(t.InputRejected(code=ErrorCode.INVALID_MEDIA, message="truncated", param="data"))
     driver.attach()
     assert driver.codes == [ErrorCode.INVALID_MEDIA]
+    assert [event.param for event in driver.of(ev.ErrorEvent)] == ["data"]
 
 
 def test_fault_35_a_second_socket_takes_the_session_over_from_a_half_open_one() -> None:

@@ -431,6 +431,36 @@ def test_arrays_as_bin_may_be_large():
     assert len(window.codec["motion_vectors"]) == 2_000_000
 
 
+@pytest.mark.parametrize("head", [b"\x83", b"\xde\x00\x03", b"\xdf\x00\x00\x00\x03"])
+def test_arrays_with_their_shape_may_be_large(head):
+    array = {"dtype": "u1", "shape": [2, 1_000_000], "data": bytes(2_000_000)}
+    entries = PACKED(array)[1:]
+    window = decode_frame(frame(5, b"\x82\xa4kind\xa4h264\xa5codec\x81\xa8bit_cost" + head + entries))
+    assert window.codec == {"bit_cost": array}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"dtype": "u1", "shape": [1] * 200_000, "data": b"1"},
+        {"dtype": "u1", "shape": [1], "data": [1] * 200_000},
+        {"dtype": "u1", "shape": [1], "data": {"data": bytes(200_000)}},
+        {str(key): "x" for key in range(50_000)},
+        {1: bytes(200_000), 2: 3, 4: 5},
+    ],
+)
+def test_what_is_loose_in_a_field_is_bounded(value):
+    error = refused(frame(5, PACKED({"kind": "h264", "codec": {"bit_cost": value}})), opened(frames="binary"))
+    assert error.code is ErrorCode.MEDIA_TOO_LARGE
+    assert "{dtype, shape, data: bin}" in error.message
+
+
+def test_keys_of_a_field_that_are_there_twice_hide_nothing():
+    twice = b"\x83\xa4data" + PACKED(bytes(200_000)) + b"\xa4data\xc4\x011\xa5shape\x91\x01"
+    error = refused(frame(5, b"\x82\xa4kind\xa4h264\xa5codec\x81\xa1a" + twice), opened(frames="binary"))
+    assert error.code is ErrorCode.MEDIA_TOO_LARGE
+
+
 # --- the handshake ----------------------------------------------------------------------------------
 
 

@@ -8,7 +8,8 @@
 * `packet_bytes`: (n,), coded size of each frame;
 * `frame_types`: n strings, `I` for a frame that is not predicted.
 
-The grids may differ from each other and cover the whole upright picture.
+The grids may differ from each other and cover the whole upright picture. Numbers come as lists of lists, or
+as the bytes of an array (`duplex.codecs.number_arrays`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.adapters.mage_vl.windows.costs import Costs, spread
+from duplex.codecs.number_arrays import read_numbers
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import CodecWindow
 
@@ -126,14 +128,14 @@ def _grid(codec: Mapping[str, Any], name: str, *dimensions: int, signed: bool = 
     given = codec.get(name)
     if given is None:
         return None
-    if not isinstance(given, (list, tuple)):
-        raise _wrong(name, "it must be lists of numbers")
-    _bounded(name, given)
-    try:
-        with np.errstate(over="ignore"):  # infinity is refused below
-            array = np.asarray(given, np.float32)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise _wrong(name, "it must be lists of numbers, of equal length") from error
+    if isinstance(given, dict):
+        dense = read_numbers(given, f"codec.{name}", f"data.codec.{name}", most=MOST_NUMBERS)
+        _few(name, len(dense))
+        array = dense.astype(np.float32)
+    elif isinstance(given, (list, tuple)):
+        array = _listed_numbers(name, given)
+    else:
+        raise _wrong(name, "it must be lists of numbers, or an object of dtype, shape and data")
     if array.ndim not in dimensions or not array.size:
         wanted = " or ".join(str(d) for d in dimensions)
         raise _wrong(name, f"it must have {wanted} dimensions and no empty one, not the shape {array.shape}")
@@ -142,14 +144,28 @@ def _grid(codec: Mapping[str, Any], name: str, *dimensions: int, signed: bool = 
     return np.clip(array, -_MOST, _MOST, out=array)
 
 
+def _listed_numbers(name: str, given: Any) -> Costs:
+    _bounded(name, given)
+    try:
+        with np.errstate(over="ignore"):  # infinity is refused by the caller
+            return np.asarray(given, np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _wrong(name, "it must be lists of numbers, of equal length") from error
+
+
+def _few(name: str, frames: int) -> None:
+    if frames > MOST_FRAMES:
+        raise _too_large(name, f"{frames:,} frames; the limit is {MOST_FRAMES:,}")
+
+
 def _bounded(name: str, given: Any) -> None:
     """Refuse too much by the lengths of the first lists of each level, before anything is copied."""
     size, level = 1, given
     for depth in range(6):
         if not isinstance(level, (list, tuple)):
             return
-        if not depth and len(level) > MOST_FRAMES:
-            raise _too_large(name, f"{len(level):,} frames; the limit is {MOST_FRAMES:,}")
+        if not depth:
+            _few(name, len(level))
         size *= len(level)
         if size > MOST_NUMBERS:
             raise _too_large(name, f"more than {MOST_NUMBERS:,} numbers")
@@ -165,8 +181,7 @@ def _types(codec: Mapping[str, Any]) -> NDArray[np.bool_] | None:
         return None
     if not isinstance(given, (list, tuple)) or not given or not all(isinstance(t, str) for t in given):
         raise _wrong("frame_types", "it must be a list of strings")
-    if len(given) > MOST_FRAMES:
-        raise _too_large("frame_types", f"{len(given):,} frames; the limit is {MOST_FRAMES:,}")
+    _few("frame_types", len(given))
     return np.array([t[:1].upper() == "I" for t in given])
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import base64
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from video_clips import still
 from window_pieces import moving_square, texture, whole
 
 from duplex.adapters.mage_vl.windows.codec import CodecWindows
-from duplex.adapters.mage_vl.windows.side_information import MOST_FRAMES, read
+from duplex.adapters.mage_vl.windows.side_information import MOST_FRAMES, MOST_NUMBERS, SideInformation, read
+from duplex.codecs.number_arrays import DTYPES, pack_numbers
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import CodecWindow, VideoWindow
 
@@ -176,3 +178,112 @@ def test_the_largest_numbers_overflow_nothing(codec: dict[str, Any]) -> None:
     side = read(said(**codec))
     estimate = np.ones((8, 12), np.float32)
     assert np.isfinite([side.refine(index, 2, estimate) for index in range(2)]).all()
+
+
+# --- arrays as bytes ----------------------------------------------------------------------------------
+
+
+def dense(dtype: str, shape: Any, data: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data": data}
+
+
+def outcome(window: CodecWindow) -> SideInformation | tuple[ErrorCode, str | None]:
+    try:
+        return read(window)
+    except DuplexError as error:
+        return error.code, error.param
+
+
+RANKS = {"bit_cost": (3,), "motion_vectors": (4,), "residual_energy": (1, 3), "packet_bytes": (1,)}
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data(), name=st.sampled_from(sorted(RANKS)), dtype=st.sampled_from(DTYPES), text=st.booleans())
+def test_bytes_mean_what_lists_of_the_same_numbers_mean(
+    data: st.DataObject, name: str, dtype: Literal["u1"], text: bool
+) -> None:
+    ranks = st.sampled_from(RANKS[name]) | st.integers(1, 5)
+    shape = tuple(
+        data.draw(ranks.flatmap(lambda rank: st.lists(st.integers(1, 3), min_size=rank, max_size=rank)))
+    )
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = data.draw(st.binary(min_size=size, max_size=size))
+    numbers = np.frombuffer(raw, f"<{dtype}").reshape(shape)
+    sent = base64.b64encode(raw).decode() if text else raw
+    with np.errstate(over="ignore"):
+        listed = outcome(said(**{name: numbers.tolist()}))
+    packed = outcome(said(**{name: dense(dtype, list(shape), sent)}))
+    if not isinstance(listed, SideInformation) or not isinstance(packed, SideInformation):
+        assert listed == packed  # refused alike, by the same name
+        return
+    assert (listed.frames, listed.exact) == (packed.frames, packed.exact)
+    for field in ("costs", "frame_bits", "key"):
+        np.testing.assert_array_equal(getattr(listed, field), getattr(packed, field))
+
+
+@pytest.mark.parametrize(
+    ("array", "code", "words"),
+    [
+        ({}, ErrorCode.INVALID_VALUE, "dtype, shape and data"),
+        ({"dtype": "u1", "shape": [1]}, ErrorCode.INVALID_VALUE, "dtype, shape and data"),
+        (dense("u1", [1], b"1") | {"order": "F"}, ErrorCode.INVALID_VALUE, "dtype, shape and data"),
+        (dense("f8", [1], bytes(8)), ErrorCode.INVALID_VALUE, "dtype must be one of u1"),
+        (dense(">f4", [1], bytes(4)), ErrorCode.INVALID_VALUE, "dtype must be one of u1"),
+        ({**dense("u1", [1], b"1"), "dtype": ["u1"]}, ErrorCode.INVALID_VALUE, "dtype must be one of u1"),
+        (dense("u1", 1, b"1"), ErrorCode.INVALID_VALUE, "shape must be a list"),
+        (dense("u1", [], b"1"), ErrorCode.INVALID_VALUE, "shape must be a list"),
+        (dense("u1", [1] * 9, b"1"), ErrorCode.INVALID_VALUE, "shape must be a list"),
+        (dense("u1", [-1, -1], b"1"), ErrorCode.INVALID_VALUE, "whole numbers from 1"),
+        (dense("u1", [0, 10**400], b""), ErrorCode.INVALID_VALUE, "whole numbers from 1"),
+        (dense("u1", [1.0], b"1"), ErrorCode.INVALID_VALUE, "whole numbers from 1"),
+        (dense("u1", [True], b"1"), ErrorCode.INVALID_VALUE, "whole numbers from 1"),
+        (dense("u2", [3], bytes(5)), ErrorCode.INVALID_VALUE, "5 bytes; its shape and dtype need 6 bytes"),
+        (dense("u2", [3], b""), ErrorCode.INVALID_VALUE, "0 bytes; its shape and dtype need 6 bytes"),
+        (dense("u1", [1, 1], b"1"), ErrorCode.INVALID_VALUE, "dimensions"),
+        (dense("u1", [1], [1]), ErrorCode.INVALID_VALUE, "must be bin, or base64"),
+        (dense("u1", [1], "AA"), ErrorCode.INVALID_BASE64, "must be base64"),
+        (dense("u1", [1], "A A=="), ErrorCode.INVALID_BASE64, "must be base64"),
+        (dense("u1", [1], "é==="), ErrorCode.INVALID_BASE64, "must be base64"),
+        (dense("i1", [1], b"\xff"), ErrorCode.INVALID_VALUE, "below 0"),
+        (dense("f2", [1], b"\x00\x7e"), ErrorCode.INVALID_VALUE, "finite"),
+        (dense("f4", [1], b"\x00\x00\x80\x7f"), ErrorCode.INVALID_VALUE, "finite"),
+        (dense("u1", [MOST_FRAMES + 1], bytes(MOST_FRAMES + 1)), ErrorCode.MEDIA_TOO_LARGE, "4,097 frames"),
+        (dense("u1", [2, MOST_NUMBERS], b""), ErrorCode.MEDIA_TOO_LARGE, "2,000,000 numbers"),
+        (dense("u1", [10**400], b""), ErrorCode.MEDIA_TOO_LARGE, "2,000,000 numbers"),
+        (b"1234", ErrorCode.INVALID_VALUE, "an object of dtype, shape and data"),
+    ],
+)
+def test_what_is_wrong_with_bytes_is_refused_by_name(array: Any, code: ErrorCode, words: str) -> None:
+    with pytest.raises(DuplexError, match=words) as refused:
+        read(said(packet_bytes=array))
+    assert (refused.value.code, refused.value.param) == (code, "data.codec.packet_bytes")
+    assert refused.value.message.startswith("codec.packet_bytes: ")
+
+
+def test_as_many_numbers_are_taken_as_are_promised() -> None:
+    shape = (20, 200, 250, 2)
+    assert np.prod(shape) == MOST_NUMBERS
+    vectors = np.zeros(shape, np.float32)
+    vectors[7, 3, 4] = 30, 40
+    info = read(said(motion_vectors=pack_numbers(vectors)))
+    assert info.costs is not None
+    assert np.argwhere(info.costs).tolist() == [[7, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [(d, d) for d in DTYPES] + [("i4", "f4"), ("i8", "f4"), ("f8", "f4"), ("?", "u1"), (">u2", "u2")],
+)
+def test_arrays_of_any_numbers_can_be_packed(given: str, dtype: str) -> None:
+    array = np.array([[[0, 1, 1]], [[1, 0, 1]]], given).transpose(0, 2, 1)
+    packed = pack_numbers(array)
+    assert (packed["dtype"], packed["shape"]) == (dtype, [2, 3, 1])
+    costs = read(said(bit_cost=packed)).costs
+    assert costs is not None
+    assert costs.tolist() == array.astype(float).tolist()
+
+
+@pytest.mark.parametrize("array", [np.array(1), np.array(["a"]), np.array([1j]), np.array([None])])
+def test_what_is_no_array_of_numbers_is_not_packed(array: Any) -> None:
+    with pytest.raises(DuplexError, match="of numbers"):
+        pack_numbers(array)
