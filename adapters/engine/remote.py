@@ -27,6 +27,15 @@ from duplex.adapters.engine.language import (
     check,
 )
 from duplex.adapters.engine.language_figures import Totals, figures
+from duplex.adapters.engine.remote_bounds import (
+    MOST_WHOLE,
+    Length,
+    Patience,
+    Stalled,
+    TooMuch,
+    error_body,
+    whole_body,
+)
 from duplex.adapters.engine.remote_wire import (
     Chunk,
     Models,
@@ -34,6 +43,7 @@ from duplex.adapters.engine.remote_wire import (
     chunk_of,
     finish_of,
     models_of,
+    most_asked,
     refusal_of,
     words_in,
 )
@@ -50,7 +60,6 @@ log = logging.getLogger("duplex.engine")
 _IDLE_CONNECTIONS: Final = 64
 _IDLE_S: Final = 2.0
 """Servers close idle connections after 5 s (uvicorn's default), and what is sent just then is lost."""
-_MOST_ERROR: Final = 4096  # bytes of an error's body that are read
 
 
 class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +69,9 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     token, and in no message or log. `context_tokens`: prompt and answer together; None: what it tells.
     `required`: without the server the gateway does not start; else it starts, and is ready once the server
     is. `connect_s`: until a connection is open. `silent_s`: the longest silence, before the first word too.
-    `probe_s`: how often it is looked whether the server is there. `extra`: more fields of each request.
+    `stalled_s`: the longest time without a word, in which the server may say that it is there (comments,
+    empty deltas), as one does that queues requests. `probe_s`: how often it is looked whether the server is
+    there. `extra`: more fields of each request.
     """
 
     url: str
@@ -70,6 +81,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     required: bool = True
     connect_s: float = 5.0
     silent_s: float = 60.0
+    stalled_s: float = 120.0
     probe_s: float = 5.0
     extra: dict[str, Any] = {}
 
@@ -204,17 +216,20 @@ class RemoteEngine:
             models = models_of(response.content) if response.status_code == 200 else Models()
         except msgspec.DecodeError:
             models = Models()
-        self._info = self._info_of(models)
+        self._info = self._info_of(models, response.status_code)
         if self.fault is not None:
             log.info("%s is there", self._where)
         self.fault = None
 
-    def _info_of(self, models: Models) -> EngineInfo:
+    def _info_of(self, models: Models, status: int) -> EngineInfo:
         settings = self._settings
         known = {model.id: model for model in models.data}
         name = settings.model or next(iter(known), None)
+        if name is None and status == 429:
+            raise DuplexError(ErrorCode.ENGINE_DOWN, f"{self._where} is busy (429)")
         if name is None:
-            raise DuplexError(ErrorCode.BAD_CONFIG, f"{self._where} tells no models: name one", param="model")
+            words = f"{self._where} tells no models ({status}): name one"
+            raise DuplexError(ErrorCode.BAD_CONFIG, words, param="model")
         if known and name not in known:
             has = ", ".join(sorted(known)[:8])
             raise DuplexError(
@@ -230,17 +245,18 @@ class RemoteEngine:
     async def generate(self, prompt: Prompt, sampling: Sampling) -> AsyncGenerator[TokenDelta, None]:
         """Answer a prompt: see `LanguageEngine.generate`."""
         info = self.info
-        length = check(prompt, info)
+        size = check(prompt, info)
         assert isinstance(prompt, (ChatPrompt, TokenPrompt))
         most = sampling.max_tokens
-        if info.context_tokens is not None and length is not None:
-            most = min(most, info.context_tokens - length)
+        if info.context_tokens is not None and size is not None:
+            most = min(most, info.context_tokens - size)
         path, body = body_of(prompt, sampling, model=info.model, most=most, extra=self._settings.extra)
         over = failed = False
-        counted = length or 0
+        counted = size or 0
         self._active += 1
         try:
-            async with contextlib.aclosing(self._answer(path, body, counted)) as deltas:
+            length = Length(most_asked(most, self._settings.extra))
+            async with contextlib.aclosing(self._answer(path, body, counted, length)) as deltas:
                 async for delta in deltas:
                     over = delta.finish is not None
                     counted = delta.prompt_tokens
@@ -256,14 +272,17 @@ class RemoteEngine:
         """There are none over HTTP: a server's prefix cache is what spares a past that is sent again."""
         raise DuplexError(ErrorCode.UNSUPPORTED_MODALITY, f"{self._where} has no sessions")
 
-    async def _answer(self, path: str, body: bytes, counted: int) -> AsyncGenerator[TokenDelta, None]:
-        characters = WholeCharacters()
+    async def _answer(
+        self, path: str, body: bytes, counted: int, length: Length
+    ) -> AsyncGenerator[TokenDelta, None]:
+        characters, patience = WholeCharacters(), Patience(self._settings.stalled_s)
         finish: Finish | None = None
         tokens = told = 0
-        async with contextlib.aclosing(self._chunks(path, body)) as chunks:
+        async with contextlib.aclosing(self._chunks(path, body, patience)) as chunks:
             async for chunk in chunks:
                 if chunk.error:
                     raise self._failed(f"reported an error: {words_in(chunk.error)}")
+                patience.hear(chunk)
                 if chunk.usage is not None:
                     counted = chunk.usage.prompt_tokens or counted
                     told = chunk.usage.completion_tokens
@@ -272,17 +291,22 @@ class RemoteEngine:
                 choice = chunk.choices[0]
                 if choice.finish_reason is not None:
                     finish = finish_of(choice.finish_reason)
-                ids, text = tuple(choice.token_ids or ()), characters.push(choice.said)
+                said = characters.push(choice.said)
+                ids, text, over = length.take(tuple(choice.token_ids or ()), said, choice.thought)
                 tokens += len(ids) or bool(text)
                 if ids or text:
                     yield TokenDelta(ids=ids, text=text, prompt_tokens=counted)
+                if over:
+                    log.warning("%s was stopped: it wrote far more than max_tokens", self._where)
+                    finish = "length"
+                    break
         if finish is None:
             raise self._failed("ended the answer early")
         self.totals.output_tokens += told or tokens
         # the count of the prompt comes behind the last token
         yield TokenDelta(text=characters.end(), finish=finish, prompt_tokens=counted)
 
-    async def _chunks(self, path: str, body: bytes) -> AsyncGenerator[Chunk, None]:
+    async def _chunks(self, path: str, body: bytes, patience: Patience) -> AsyncGenerator[Chunk, None]:
         """What the server writes, to its end.
 
         Raises:
@@ -294,17 +318,19 @@ class RemoteEngine:
             raise DuplexError(ErrorCode.ENGINE_DOWN, self.fault or f"{self._where} is not asked any more")
         headers = {"content-type": "application/json", "accept": "text/event-stream"}
         try:
-            async with self._client.stream(
-                "POST", self._base + path, content=body, headers=headers
-            ) as response:
+            request = self._client.build_request("POST", self._base + path, content=body, headers=headers)
+            response = await patience.send(self._client, request)
+            async with contextlib.AsyncExitStack() as closing:
+                closing.push_async_callback(response.aclose)
                 if response.status_code != 200:
-                    told = await _beginning(response)
+                    told = await error_body(response, self._settings.silent_s)
                     raise refusal_of(response.status_code, told, where=self._where, model=self.info.model)
+                parts = await closing.enter_async_context(contextlib.aclosing(patience.parts(response)))
                 if "text/event-stream" not in response.headers.get("content-type", "text/event-stream"):
-                    yield self._chunk(await response.aread())  # a server that does not stream
+                    yield self._chunk(await whole_body(parts))  # a server that does not stream
                     return
                 events = Events()
-                async for part in response.aiter_bytes():
+                async for part in parts:
                     for data in events.feed(part):
                         if data == DONE:
                             return
@@ -318,6 +344,10 @@ class RemoteEngine:
             raise DuplexError(ErrorCode.ENGINE_DOWN, self.fault) from error
         except httpx.TimeoutException as error:
             raise self._failed(f"said nothing for {self._settings.silent_s:g} s") from error
+        except Stalled as error:
+            raise self._failed(f"told nothing for {self._settings.stalled_s:g} s") from error
+        except TooMuch as error:
+            raise self._failed(f"sent more than {MOST_WHOLE >> 20} MiB") from error
         except TooLong as error:
             raise self._failed("sent a line of more than 1 MiB") from error
         except httpx.HTTPError as error:
@@ -335,12 +365,3 @@ class RemoteEngine:
     def figures(self) -> list[Figure]:
         """What `/metrics` shows: see docs/language-engine.md."""
         return figures({"up": self.healthy, "active": self._active}, msgspec.structs.asdict(self.totals))
-
-
-async def _beginning(response: httpx.Response) -> bytes:
-    body = b""
-    async for part in response.aiter_bytes():
-        body += part
-        if len(body) > _MOST_ERROR:
-            break
-    return body

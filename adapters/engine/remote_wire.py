@@ -22,9 +22,11 @@ _MOST_WORDS: Final = 300
 
 
 class Content(msgspec.Struct):
-    """A message, or a piece of one."""
+    """A message, or a piece of one. The others: what servers call the thoughts before it."""
 
     content: str | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
 
 
 class Choice(msgspec.Struct):
@@ -42,6 +44,13 @@ class Choice(msgspec.Struct):
         """Its text."""
         content = self.delta or self.message
         return self.text or (content.content if content is not None else None) or ""
+
+    @property
+    def thought(self) -> str:
+        """Thoughts, which are not part of the answer."""
+        content = self.delta or self.message
+        told = (content.reasoning_content or content.reasoning) if content is not None else None
+        return told if isinstance(told, str) else ""
 
 
 class Usage(msgspec.Struct):
@@ -106,6 +115,12 @@ def body_of(
     else:
         path, body["prompt"] = "/completions", prompt.ids
     return path, msgspec.json.encode({**body, **extra})
+
+
+def most_asked(most: int, extra: Mapping[str, Any]) -> int:
+    """Tokens that a request with these `extra` fields asks for at most."""
+    others = (extra.get(name) for name in ("max_tokens", "max_completion_tokens"))
+    return max([most, *(other for other in others if isinstance(other, int))])
 
 
 def chunk_of(data: bytes) -> Chunk:

@@ -37,6 +37,7 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         required: without the server the gateway does not start; else it starts, and is ready once the server
             is.
         silent_s: the server's longest silence.
+        stalled_s: its longest time without a word, in which it may say that it is there.
         extra: more fields of each request.
     """
 
@@ -47,6 +48,7 @@ class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     image_tokens: int | None = None
     required: bool = True
     silent_s: float = 60.0
+    stalled_s: float = 120.0
     extra: dict[str, Any] = {}
 
 
@@ -243,7 +245,7 @@ def _check(read: MageOptions) -> None:
             raise _bad(f"a server is shown frames: backend {made.backend!r} cannot go with remote", "backend")
         if read.gate and read.model is None:
             raise _bad("the gate runs here and needs model, a checkpoint's folder", "gate")
-        for name, least in (("context_tokens", 64), ("image_tokens", 1), ("silent_s", 1)):
+        for name, least in (("context_tokens", 64), ("image_tokens", 1), ("silent_s", 1), ("stalled_s", 1)):
             value = getattr(read.remote, name)
             if value is not None and not value >= least:  # nor NaN
                 raise _bad(f"remote.{name} is {least} or more, not {value!r}", f"remote.{name}")

@@ -27,6 +27,10 @@ class FakeServer:
         self.ids: list[int] | None = None
         self.raw: bytes | None = None
         """A body instead of the pieces."""
+        self.trickle: bytes | None = None
+        """A piece of a body that never ends, instead of the pieces or of an error's body."""
+        self.whole: Any = None
+        """An answer that is not streamed."""
         self.status = 200
         self.body: Any = {"error": {"message": "no"}}
         self.models: Any = {"data": [{"id": "tiny", "max_model_len": 64}, {"id": "other"}]}
@@ -55,6 +59,11 @@ class FakeServer:
         self.asked.append((request.url.path, json.loads(await request.body())))
         if self._refused(request):
             return JSONResponse({"error": {"message": f"bad key {KEY}"}}, 401)
+        if self.trickle is not None:
+            kind = "text/event-stream" if self.status == 200 else "text/plain"
+            return StreamingResponse(self._trickle(self.trickle), self.status, media_type=kind)
+        if self.whole is not None:
+            return JSONResponse(self.whole)
         if self.status != 200:
             if isinstance(self.body, str):
                 return PlainTextResponse(self.body, self.status)
@@ -79,6 +88,14 @@ class FakeServer:
                     {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": len(self.pieces)}}
                 )
                 yield b"data: [DONE]\n\n"
+        finally:
+            self.gone.set()
+
+    async def _trickle(self, piece: bytes) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield piece
+                await asyncio.sleep(0.01)
         finally:
             self.gone.set()
 

@@ -277,6 +277,105 @@ async def test_a_server_that_falls_silent_is_given_up(server: FakeServer) -> Non
     await engine.stop()
 
 
+def delta(**fields: Any) -> bytes:
+    return event({"choices": [{"index": 0, "finish_reason": None, "delta": fields}]})
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b": ping\n\n",
+        delta(content=""),
+        delta(role="assistant", content=None),
+        event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 0}}),
+        event({"choices": [{"index": 0, "finish_reason": "stop", "delta": {}}]}),
+    ],
+    ids=["comments", "empty", "role", "usage", "finish"],
+)
+async def test_a_server_that_is_there_but_tells_nothing_is_given_up(server: FakeServer, piece: bytes) -> None:
+    server.trickle = piece
+    engine = RemoteEngine(RemoteSettings(url=server.url, stalled_s=0.2))
+    await engine.start()
+    async with asyncio.timeout(20):
+        error = await refusal(engine)
+        assert error.code is ErrorCode.ADAPTER_FAILED
+        assert "told nothing for 0.2 s" in error.message
+        await server.gone.wait()
+    await engine.stop()
+
+
+async def test_thoughts_are_no_stall(server: FakeServer) -> None:
+    """They come for longer than `stalled_s`, and end at what may be written."""
+    server.trickle = delta(reasoning_content="Hm, let me think about that. ")
+    engine = RemoteEngine(RemoteSettings(url=server.url, stalled_s=1.0))
+    await engine.start()
+    async with asyncio.timeout(60):
+        (last,) = await answer(engine, sampling=Sampling(max_tokens=64))
+    assert (last.text, last.finish) == ("", "length")
+    await engine.stop()
+
+
+async def test_the_time_of_a_slow_reader_is_no_stall(server: FakeServer) -> None:
+    server.pieces = ["word"] * 3
+    engine = RemoteEngine(RemoteSettings(url=server.url, stalled_s=1.0))
+    await engine.start()
+    text = ""
+    async for piece in engine.generate(QUESTION, SAMPLING):
+        text += piece.text
+        await asyncio.sleep(0.5)
+    assert text == "word" * 3
+    await engine.stop()
+
+
+async def test_the_status_of_an_error_that_never_ends_is_told(server: FakeServer) -> None:
+    server.trickle, server.status = b"x", 500
+    engine = RemoteEngine(RemoteSettings(url=server.url, silent_s=0.2))
+    await engine.start()
+    async with asyncio.timeout(20):
+        error = await refusal(engine)
+        await server.gone.wait()
+    assert (error.code, "failed (500)" in error.message) == (ErrorCode.ADAPTER_FAILED, True)
+    await engine.stop()
+
+
+async def test_a_server_that_ignores_max_tokens_is_stopped(engine: RemoteEngine, server: FakeServer) -> None:
+    server.trickle = delta(content="word " * 50) * 20
+    async with asyncio.timeout(20):
+        deltas = await answer(engine, sampling=Sampling(max_tokens=8))
+        await server.gone.wait()
+    assert deltas[-1].finish == "length"
+    assert text_of(deltas) == ("word " * 400)[: 8 * 64 + 1024]
+
+
+async def test_token_ids_are_counted_where_a_server_tells_them(
+    engine: RemoteEngine, server: FakeServer
+) -> None:
+    choice = {"index": 0, "finish_reason": None, "delta": {"content": "a"}, "token_ids": [5]}
+    server.trickle = event({"choices": [choice]})
+    async with asyncio.timeout(20):
+        deltas = await answer(engine, sampling=Sampling(max_tokens=8))
+        await server.gone.wait()
+    assert [i for d in deltas for i in d.ids] == [5] * 8
+    assert deltas[-1].finish == "length"
+
+
+async def test_more_tokens_that_the_operator_asks_for_are_not_cut(server: FakeServer) -> None:
+    server.pieces = ["word " * 1000]
+    engine = RemoteEngine(RemoteSettings(url=server.url, extra={"max_tokens": 4000}))
+    await engine.start()
+    deltas = await answer(engine, sampling=Sampling(max_tokens=8))
+    assert (deltas[-1].finish, len(text_of(deltas))) == ("stop", 5000)
+    await engine.stop()
+
+
+async def test_a_whole_answer_that_is_too_large_is_refused(engine: RemoteEngine, server: FakeServer) -> None:
+    server.whole = {"choices": [{"message": {"content": "Hello."}, "finish_reason": "stop"}]}
+    assert text_of(await answer(engine)) == "Hello."
+    server.whole["choices"][0]["message"]["content"] = "x" * (17 << 20)
+    error = await refusal(engine)
+    assert (error.code, "more than 16 MiB" in error.message) == (ErrorCode.ADAPTER_FAILED, True)
+
+
 async def test_a_connection_that_breaks_has_a_name() -> None:
     async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -370,6 +469,34 @@ async def test_a_model_that_the_server_does_not_have_is_refused_at_the_start(
     with pytest.raises(DuplexError, match=words) as refused:
         await RemoteEngine(RemoteSettings(url=server.url, **settings)).start()
     assert (refused.value.code, refused.value.param) == (ErrorCode.BAD_CONFIG, param)
+
+
+@pytest.mark.parametrize(
+    ("status", "models", "code", "words"),
+    [
+        (200, {"data": []}, ErrorCode.BAD_CONFIG, r"tells no models \(200\): name one"),
+        (404, {}, ErrorCode.BAD_CONFIG, r"tells no models \(404\): name one"),
+        (301, {}, ErrorCode.BAD_CONFIG, r"tells no models \(301\): name one"),
+        (429, {}, ErrorCode.ENGINE_DOWN, r"is busy \(429\)"),
+    ],
+)
+async def test_a_list_of_models_that_is_none_is_told_with_its_status(
+    server: FakeServer, status: int, models: Any, code: ErrorCode, words: str
+) -> None:
+    server.models, server.models_status = models, status
+    with pytest.raises(DuplexError, match=words) as refused:
+        await RemoteEngine(RemoteSettings(url=server.url)).start()
+    assert refused.value.code is code
+
+
+async def test_a_busy_list_of_models_is_looked_at_again(server: FakeServer) -> None:
+    server.models_status = 429
+    engine = RemoteEngine(RemoteSettings(url=server.url, required=False, probe_s=0.02))
+    await engine.start()
+    assert not engine.healthy
+    server.models_status = 200
+    await until(lambda: engine.healthy)
+    await engine.stop()
 
 
 async def test_a_server_without_a_list_serves_the_model_that_is_named(server: FakeServer) -> None:

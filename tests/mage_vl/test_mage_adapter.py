@@ -73,6 +73,7 @@ def test_a_gateway_without_options_serves_the_others_alone() -> None:
         ({"model": "x", "remote": {"host": "x"}}, "unknown field `host` - at `$.remote`"),
         ({"remote": {**REMOTE, "context_tokens": 1}}, "remote.context_tokens is 64 or more, not 1"),
         ({"remote": {**REMOTE, "silent_s": float("nan")}}, "remote.silent_s is 1 or more, not nan"),
+        ({"remote": {**REMOTE, "stalled_s": 0.5}}, "remote.stalled_s is 1 or more, not 0.5"),
         ({"remote": REMOTE, "engine": {"seed": 1}}, "with remote the server has its own"),
         ({"remote": REMOTE, "backend": "codec"}, "a server is shown frames"),
         ({"remote": REMOTE, "gate": True}, "the gate runs here and needs model"),
