@@ -26,7 +26,9 @@ class ClipWindow:
     kind: str = "video/mp2t"
 
 
-def split_clip(clip: str | PathLike[str] | bytes, *, window_ms: float = 500.0) -> Iterator[ClipWindow]:
+def split_clip(
+    clip: str | PathLike[str] | bytes, *, window_ms: float = 500.0, alone: bool = False
+) -> Iterator[ClipWindow]:
     """Windows of about `window_ms` of a clip's first video track.
 
     The packets are copied into MPEG-TS, so the pictures and the codec's side information stay what they
@@ -34,9 +36,12 @@ def split_clip(clip: str | PathLike[str] | bytes, *, window_ms: float = 500.0) -
     receiver that keeps its decoder across windows. For the sender's own files: nothing here guards
     against hostile input.
 
+    With `alone` each window is an MP4 that stands alone: it begins with a key frame, so that it may be far
+    longer, and a receiver holds none of its frames back until the next comes.
+
     Raises:
         ValueError: The clip has no video track, or a codec that MPEG-TS cannot carry (VP8, VP9, AV1: send
-            the file whole).
+            the file whole); or its windows cannot stand alone.
         av.FFmpegError: The clip cannot be read.
     """
     source = io.BytesIO(clip) if isinstance(clip, bytes) else str(clip)
@@ -55,16 +60,17 @@ def split_clip(clip: str | PathLike[str] | bytes, *, window_ms: float = 500.0) -
         start = 0.0  # dts of the window's first packet
         for packet in _timed(container.demux(stream), frame_ms):
             dts = _dts(packet)
-            if waiting and dts - start >= window_ms - frame_ms / 2:
+            if waiting and dts - start >= window_ms - frame_ms / 2 and (packet.is_keyframe or not alone):
                 origin = _first_pts(waiting) if origin is None else origin
-                yield _window(waiting, stream, origin, frame_ms, dts - start)
+                yield _window(waiting, stream, origin, frame_ms, dts - start, alone=alone)
                 waiting = []
             if not waiting:
                 start = dts
             waiting.append(packet)
         if waiting:
             origin = _first_pts(waiting) if origin is None else origin
-            yield _window(waiting, stream, origin, frame_ms, _dts(waiting[-1]) - start + frame_ms)
+            decoded_ms = _dts(waiting[-1]) - start + frame_ms
+            yield _window(waiting, stream, origin, frame_ms, decoded_ms, alone=alone)
 
 
 def _timed(packets: Iterable[VideoPacket], frame_ms: float) -> Iterator[VideoPacket]:
@@ -115,7 +121,13 @@ def _ms(packet: VideoPacket) -> float:
 
 
 def _window(
-    packets: list[VideoPacket], stream: av.VideoStream, origin: float, frame_ms: float, decoded_ms: float
+    packets: list[VideoPacket],
+    stream: av.VideoStream,
+    origin: float,
+    frame_ms: float,
+    decoded_ms: float,
+    *,
+    alone: bool,
 ) -> ClipWindow:
     """`decoded_ms`: from its first packet to the next window's, in decoding order."""
     first = _first_pts(packets)
@@ -123,8 +135,11 @@ def _window(
     # at an even rate all three are the same, but for frames that are shown after some of the next window
     shown_ms = max(_ms(packet) for packet in packets) - first + frame_ms
     duration = max(len(packets) * frame_ms, min(decoded_ms, shown_ms))
+    if alone and begin and first < _ms(packets[0]):
+        raise ValueError("frames before a key frame need the window before theirs")
     out = io.BytesIO()
-    with av.open(out, "w", format="mpegts", options={"mpegts_copyts": "1"}) as muxer:
+    form, options = ("mp4", {}) if alone else ("mpegts", {"mpegts_copyts": "1"})
+    with av.open(out, "w", format=form, options=options) as muxer:
         track = muxer.add_stream_from_template(stream)
         for packet in packets:
             assert packet.time_base is not None
@@ -134,4 +149,5 @@ def _window(
             packet.pts = None if packet.pts is None else packet.pts + shift
             packet.stream = track
             muxer.mux(packet)
-    return ClipWindow(data=out.getvalue(), pts_ms=begin, duration_ms=duration)
+    kind = "video/mp4" if alone else "video/mp2t"
+    return ClipWindow(data=out.getvalue(), pts_ms=begin, duration_ms=duration, kind=kind)

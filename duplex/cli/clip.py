@@ -80,15 +80,16 @@ def probe(path: Path) -> ClipInfo:
         raise UsageError(f"{path}: not a video ({_words(error)})") from error
 
 
-def cut(clip: ClipInfo, *, window_ms: float = WINDOW_MS) -> Iterator[ClipWindow]:
-    """Windows of about `window_ms`, for a receiver that keeps its decoder across them.
+def cut(clip: ClipInfo, *, window_ms: float = WINDOW_MS, alone: bool = False) -> Iterator[ClipWindow]:
+    """Windows of about `window_ms`, for a receiver that keeps its decoder across them; `alone`: of which it
+    holds no frame back, see `split_clip`.
 
     Raises:
         UsageError: the file breaks off or cannot be decoded.
     """
     try:
         if clip.copied:
-            yield from split_clip(clip.path, window_ms=window_ms)
+            yield from split_clip(clip.path, window_ms=window_ms, alone=alone)
         else:
             yield from _recoded(clip, window_ms)
     except (FFmpegError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,6 +60,14 @@ def whole(clip: ClipInfo) -> Shown:
     Raises:
         UsageError: it breaks off, or has passages that no message holds.
     """
+    with suppress(UsageError):  # else an answer would not see the frames that wait for a later one
+        windows = tuple(cut(clip, window_ms=_ALL_MS, alone=True))
+        pieces = math.ceil(sum(len(window.data) for window in windows) / MOST_BYTES)
+        if pieces > 1:
+            length_ms = sum(window.duration_ms for window in windows)
+            windows = tuple(cut(clip, window_ms=length_ms / pieces / 2, alone=True))
+        if all(len(window.data) <= MOST_BYTES for window in windows):
+            return Shown(clip.path, windows=windows)
     windows = tuple(cut(clip, window_ms=_ALL_MS))
     size = sum(len(window.data) for window in windows)
     length_ms = sum(window.duration_ms for window in windows)

@@ -12,12 +12,15 @@ import pytest
 
 from duplex.cli.clip import cut, probe
 from duplex.cli.errors import UsageError
+from duplex.cli.look import whole
 from duplex.codecs.video_stream import VideoStream
 
 FRAMES = 60
 
 
-def make_clip(path: Path, codec: str, *, size: tuple[int, int] = (160, 96), **options: str) -> Path:
+def make_clip(
+    path: Path, codec: str, *, size: tuple[int, int] = (160, 96), frames: int = FRAMES, **options: str
+) -> Path:
     """A white square that walks one pixel a frame over grey."""
     width, height = size
     with av.open(str(path), "w") as container:
@@ -27,7 +30,7 @@ def make_clip(path: Path, codec: str, *, size: tuple[int, int] = (160, 96), **op
         if codec.startswith("libvpx"):
             stream.options = {"deadline": "realtime", "cpu-used": "8"}
         stream.options = {**stream.options, **options}
-        for number in range(FRAMES):
+        for number in range(frames):
             pixels = np.full((height, width, 3), 90, np.uint8)
             pixels[20:50, number : number + 30] = 255
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
@@ -126,3 +129,45 @@ def test_what_is_no_clip_is_named(tmp_path: Path, kind: str) -> None:
         list(cut(probe(path)))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def looked_at(clip: Path) -> tuple[set[str], int, int]:
+    """Kinds of the windows of a clip that is shown at once, frames that they show, and how many are held back
+    until more comes."""
+    stream, frames, kinds = VideoStream(), 0, set()
+    for window in whole(probe(clip)).windows:
+        kinds.add(window.kind)
+        decoded = stream.decode(
+            window.data, window.kind, pts_ms=window.pts_ms, duration_ms=window.duration_ms
+        )
+        frames += len(list(decoded))
+    return kinds, frames, len(list(stream.finish()))
+
+
+@pytest.mark.parametrize("name", ["b.mp4", "b.ts", "b.mkv"])
+def test_the_last_frames_of_a_clip_shown_at_once_are_not_held_back(tmp_path: Path, name: str) -> None:
+    clip = make_clip(tmp_path / name, "libx264", bf="3")
+    assert looked_at(clip) == ({"video/mp4"}, FRAMES, 0)
+
+
+def test_a_clip_of_one_frame_is_shown(tmp_path: Path) -> None:
+    assert looked_at(make_clip(tmp_path / "one.mp4", "libx264", frames=1)) == ({"video/mp4"}, 1, 0)
+
+
+def test_a_clip_in_several_messages_is_cut_at_its_key_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip = make_clip(tmp_path / "keys.mp4", "libx264", bf="3", g="10", keyint_min="10")
+    monkeypatch.setattr("duplex.cli.look.MOST_BYTES", clip.stat().st_size // 2)
+    assert looked_at(clip) == ({"video/mp4"}, FRAMES, 0)
+    assert len(whole(probe(clip)).windows) > 1
+
+
+def test_windows_that_cannot_stand_alone_go_on_with_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = "bframes=3:open-gop=1:keyint=10:min-keyint=10:scenecut=0"
+    clip = make_clip(tmp_path / "open.mp4", "libx264", **{"x264-params": params})
+    monkeypatch.setattr("duplex.cli.look.MOST_BYTES", clip.stat().st_size // 2)
+    kinds, frames, held = looked_at(clip)
+    assert (kinds, frames + held) == ({"video/mp2t"}, FRAMES)

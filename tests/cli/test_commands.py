@@ -208,9 +208,9 @@ async def test_a_whole_clip_is_shown_at_once(
     assert await run(*words, "--timeline", str(timeline)) == 0
     assert lines_of(capsys)[0] == ["> What?", "What? of 0 images and 1 window"]
     assert '"video.sent"' in timeline.read_text()
-    monkeypatch.setattr("duplex.cli.look.MOST_BYTES", 12_000)
+    monkeypatch.setattr("duplex.cli.look.MOST_BYTES", 3_500)
     assert await run(*words) == 0
-    assert lines_of(capsys)[0] == ["> What?", "What? of 0 images and 2 windows"]
+    assert lines_of(capsys)[0] == ["> What?", "What? of 0 images and 12 windows"]
     monkeypatch.setattr("duplex.cli.look.MOST_BYTES", 300)
     assert await run(*words) == 2
     assert "leave --whole out" in lines_of(capsys)[1][-1]
