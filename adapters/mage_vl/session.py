@@ -41,6 +41,8 @@ from duplex.core.types import (
 
 MOST_SIGNALS: Final = 256
 """Signals that may wait to be heard; more push out the oldest."""
+REST_S: Final = 0.3
+"""Silence of an input of which nothing could be seen, after which what is held back is given out."""
 
 
 @dataclass(slots=True)
@@ -211,12 +213,17 @@ class MageSession(BaseSession):
 
     async def _caught_up(self) -> None:
         """Until all windows before the question were looked at; an eye that is far behind is not waited for
-        as long as there is something that it has seen."""
+        as long as there is something that it has seen. Where a decoder holds back all that was shown (a clip
+        of a frame or two) and no more comes, the video ends here: else the answer would have seen nothing."""
         watching = self._watching
         wait_s = self._parts.limits.answer_wait_s
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await watching.settled(watching.submitted)
+                while watching.held and not len(self.history):
+                    if await watching.rests(REST_S):
+                        watching.submit(None, may_go_on=True)
+                    await watching.settled(watching.submitted)
                 return
         if not len(self.history):
             words = f"nothing was looked at within {wait_s:g} s: the eye is behind"

@@ -40,6 +40,7 @@ class _Window:
     arrived: float
     serial: int
     codec: CodecWindow | None = None
+    may_go_on: bool = False  # the end was only taken for one: what comes next may need its key frame
 
     @property
     def size(self) -> int:
@@ -93,15 +94,19 @@ class Watching:
         self.submitted = 0
         """Serial of the last window that was taken."""
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
-        self._more, self._look_more = asyncio.Event(), asyncio.Event()
+        self.held = False
+        """The last window showed nothing yet: its frames come with the next, or at the end of the input."""
+        self._more, self._look_more, self._came = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
 
     # --- the session's side: never waits ------------------------------------------------------------
 
-    def submit(self, media: Media | None) -> int:
-        """Queue a window; returns its serial. None: the input ends, for now."""
+    def submit(self, media: Media | None, *, may_go_on: bool = False) -> int:
+        """Queue a window; returns its serial. None: the input ends, for now; `may_go_on`: as far as one can
+        tell, and windows that go on with the stream nevertheless are no fault of the client."""
         self.submitted += 1
+        self._came.set()
         if self._closed:
             return self.submitted
         if not self._tasks:
@@ -113,7 +118,7 @@ class Watching:
         media = None if media is None else _needed(media)
         if media is None:
             self._take(self._pairing.due(inf) if self._pairing is not None else ())
-            self._queue(_Window(None, now, self.submitted))
+            self._queue(_Window(None, now, self.submitted, may_go_on=may_go_on))
         elif self._pairing is None:
             assert not isinstance(media, CodecWindow)
             self._queue(_Window(media, now, self.submitted))
@@ -142,9 +147,19 @@ class Watching:
         finally:
             self._waiters = [(s, w) for s, w in self._waiters if w is not waiter]
 
+    async def rests(self, rest_s: float) -> bool:
+        """Wait for the next window so long; whether none came."""
+        self._came.clear()
+        try:
+            async with asyncio.timeout(rest_s):
+                await self._came.wait()
+        except TimeoutError:
+            return True
+        return False
+
     async def close(self) -> None:
         """Stop and forget everything. Does not wait for what is being prepared or looked at."""
-        self._closed = True
+        self._closed, self.held = True, False
         self._eye.close()
         self._stream.close()
         if self._timer is not None:
@@ -210,6 +225,7 @@ class Watching:
         if self._dropped:
             self._dropped, self._cut = False, True
             stream.reset()
+        self.held = False
         try:
             segment = await (stream.finish() if media is None else stream.see(media, window.codec))
         except DuplexError as error:
@@ -222,7 +238,8 @@ class Watching:
             words = "the window broke its preparation"
             self._tell(InputRejected(code=ErrorCode.INVALID_MEDIA, message=words))
         else:
-            self._cut = self._cut and not _is_stream(media)
+            self._cut = (self._cut and not _is_stream(media)) or window.may_go_on
+            self.held = segment is None and _is_stream(media)
             if segment is not None:
                 self._offer(segment, window)
 

@@ -80,6 +80,7 @@ class FakeBackend:
         self.prepared: list[str] = []
         self.closed = 0
         self.resets = 0
+        self.finished = 0
         self.gate: Any = None
 
         self._threads = Threads(lambda: FakeStream(self), ThreadPoolExecutor(2))
@@ -114,12 +115,13 @@ class FakeStream:
         if b"broken" in window.frames:
             raise RuntimeError("a fault")
         seen = visual(window.segment_id, window.pts_ms or 0.0)
-        if b"held" in window.frames:
+        if b"held" in window.frames or window.data.endswith(b"held"):
             self._held = seen
             return None
         return seen
 
     def finish(self) -> VisualInput | None:
+        self._backend.finished += 1
         held, self._held = self._held, None
         return held
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import msgspec
 import pytest
 from mage_fakes import Fakes, Watched, clip, happens, opened, until
+from video_clips import encode, texture
 
 from duplex.adapters.engine.language import EngineInfo
 from duplex.adapters.mage_vl.options import PROMPT
+from duplex.adapters.mage_vl.windows.backends import WindowOptions
 from duplex.adapters.mage_vl.windows.pairing import Pairing
+from duplex.adapters.mage_vl.windows.preparing import Threads
+from duplex.codecs.video_split import split_clip
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import (
     AudioWindow,
@@ -337,6 +343,58 @@ async def test_a_question_waits_for_the_windows_before_it(fakes: Fakes, watched:
     fakes.sight.slow.set()
     assert await answering == "a dog runs"
     assert fakes.engine.prompts[0]["pictures"] == ["a-0", "a-1"]
+
+
+def piece(name: str, data: bytes = b"") -> VideoWindow:
+    """A piece of a stream."""
+    return VideoWindow(kind="h264", data=b"\x00\x00\x00\x01\x67" + data, segment_id=name)
+
+
+@pytest.mark.parametrize("question", ["what?", ""])
+async def test_an_answer_sees_a_clip_that_the_decoder_held_back_altogether(
+    fakes: Fakes, watched: Watched, question: str
+) -> None:
+    await watched.session.append(piece("one", b"held"))
+    assert await watched.said(question=question) == "a dog runs"
+    assert fakes.engine.prompts[0]["pictures"] == ["one-0", "one-1"]
+    # a live stream that goes on all the same is not the client's fault until its next key frame
+    await watched.session.append(piece("two", b"no key frame"))
+    await watched.session.append(piece("three"))
+    await watched.until(lambda: any(lag.coalesced == 1 for lag in watched.all(InputLag)))
+    assert not watched.all(InputRejected)
+    assert fakes.sight.looked == ["one", "three"]
+
+
+async def test_a_question_does_not_end_a_stream_of_which_more_comes(
+    fakes: Fakes, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duplex.adapters.mage_vl.session.REST_S", 60.0)
+    await watched.session.append(piece("a", b"held"))
+    answering = asyncio.ensure_future(watched.said(question="what?"))
+    await until(lambda: fakes.backend.prepared == ["a"])
+    await watched.session.append(piece("b"))
+    async with asyncio.timeout(20):
+        assert await answering == "a dog runs"
+    assert fakes.engine.prompts[0]["pictures"] == ["b-0", "b-1"]
+    # now that something was seen, nothing waits for what is held back
+    await watched.session.append(piece("c", b"held"))
+    assert await watched.said(question="what?") == "a dog runs"
+    assert fakes.backend.finished == 0
+
+
+@pytest.mark.parametrize("backend", ["frames", "codec"])
+async def test_a_question_about_one_coded_frame_sees_it(
+    fakes: Fakes, backend: Literal["frames", "codec"]
+) -> None:
+    picture = encode([texture(64, 64)], options={"bf": "3"})
+    (window,) = split_clip(picture)
+    options = WindowOptions(backend=backend, codec_max_pixels=4096)
+    with ThreadPoolExecutor(1) as pool:
+        fakes.backend.open = Threads.of(options, pool).open
+        async with opened(fakes) as watched:
+            await watched.session.append(VideoWindow(kind=window.kind, data=window.data, segment_id="one"))
+            assert await watched.said() == "a dog runs"
+    assert fakes.engine.prompts[0]["pictures"]
 
 
 async def test_a_comment_does_not_wait_for_windows_that_came_since(fakes: Fakes, watched: Watched) -> None:
