@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from duplex.codecs.number_arrays import read_numbers
 from duplex.core.errors import DuplexError, ErrorCode
-from duplex.core.types import CodecWindow
 
 _NAME: Final = "motion_vectors"
+KEYS: Final = frozenset({_NAME})
+"""Fields that are read."""
 _PARAM: Final = f"data.codec.{_NAME}"
 _MOST_NUMBERS: Final = 2_000_000
-
-
-def needed(window: CodecWindow) -> CodecWindow:
-    """Without what nobody looks at: it may be as large as a message, and would wait with the window."""
-    codec = {name: value for name, value in window.codec.items() if name == _NAME}
-    return msgspec.structs.replace(window, codec=codec, metadata={})
 
 
 def mean_speed(codec: dict[str, Any]) -> float:

@@ -19,13 +19,13 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from duplex.adapters.embedded.codec_windows import mean_speed, needed
+from duplex.adapters.embedded.codec_windows import KEYS, mean_speed
 from duplex.adapters.embedded.events import Event
 from duplex.adapters.embedded.objects import ObjectDetector
 from duplex.adapters.embedded.onscreen_text import MOST_PIXELS, TextReader
 from duplex.adapters.embedded.scene import Care, Scene, View
 from duplex.adapters.embedded.tags import Tagger
-from duplex.adapters.message_size import message_size
+from duplex.adapters.waiting import needed, window_size
 from duplex.codecs.video import VideoFrame, VideoLimits, VideoStream
 from duplex.codecs.video_frame import Pixels
 from duplex.core.errors import DuplexError, ErrorCode
@@ -133,9 +133,8 @@ class Analysis:
 
     def submit(self, window: Media | None) -> int:
         """Queue a window; returns its number. None: the input ends."""
-        if isinstance(window, CodecWindow):
-            window = needed(window)
-        size = _size(window)
+        window = None if window is None else needed(window, KEYS)
+        size = window_size(window)
         with self._lock:
             self._submitted += 1
             if self._closed:
@@ -224,7 +223,7 @@ class Analysis:
             if self._awaits_key:  # our own doing: windows were dropped to keep up
                 skimmed = True
             else:
-                self._tell([InputRejected(code=error.code, message=error.message, param=error.param)])
+                self._tell([InputRejected.of(error)])
         if window is not None:
             gate = max(salience, _MOVES_ALONE * min(1.0, busiest / _BUSY))
             segment = window.segment_id if isinstance(window, VideoWindow) else ""
@@ -278,7 +277,7 @@ class Analysis:
         try:
             speed = mean_speed(window.codec)
         except DuplexError as error:
-            self._tell([InputRejected(code=error.code, message=error.message, param=error.param)])
+            self._tell([InputRejected.of(error)])
             return
         gate = 1 - float(np.exp(-speed / _STRONG_MOTION))
         at = window.pts_ms if window.pts_ms is not None else self._stream.end_ms
@@ -320,11 +319,3 @@ class Analysis:
             if not self._closed:
                 self._lines.append((lines, shot, pts_ms))
                 self._wake()
-
-
-def _size(window: Media | None) -> int:
-    if isinstance(window, VideoWindow):
-        return len(window.data) + sum(map(len, window.frames))
-    if isinstance(window, CodecWindow):
-        return message_size(window.codec)
-    return len(window.data) if isinstance(window, ImageWindow) else 0

@@ -21,7 +21,7 @@ from duplex.adapters.mage_vl.windows.pairing import Alone, Paired, Pairing
 from duplex.adapters.mage_vl.windows.side_information import KEYS
 from duplex.adapters.mage_vl.windows.source import Visible
 from duplex.adapters.mage_vl.windows.types import VisualInput
-from duplex.adapters.message_size import message_size
+from duplex.adapters.waiting import needed, window_size
 from duplex.core.errors import DuplexError, ErrorCode
 from duplex.core.types import CodecWindow, ImageWindow, InputLag, InputRejected, Signal, VideoWindow
 
@@ -44,7 +44,7 @@ class _Window:
 
     @property
     def size(self) -> int:
-        return size_of(self.media) + size_of(self.codec)
+        return window_size(self.media) + window_size(self.codec)
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Watching:
                 asyncio.create_task(self._look_at_all(), name="looking at windows"),
             ]
         now = self._clock()
-        media = None if media is None else _needed(media)
+        media = None if media is None else needed(media, KEYS)
         if media is None:
             self._take(self._pairing.due(inf) if self._pairing is not None else ())
             self._queue(_Window(None, now, self.submitted, may_go_on=may_go_on))
@@ -180,7 +180,7 @@ class Watching:
         """What has found its side information, or waited long enough for it."""
         for pair in pairs:
             if isinstance(pair, Alone):
-                self._tell(_refused(pair.error))
+                self._tell(InputRejected.of(pair.error))
             elif (window := self._unpaired.pop(id(pair.window), None)) is not None:
                 window.codec = pair.codec
                 self._queue(window)
@@ -232,7 +232,7 @@ class Watching:
             if self._cut and error.code is ErrorCode.INVALID_MEDIA and _is_stream(media):
                 self._coalesced += 1  # given up with the one before it, and no fault of the client
             else:
-                self._tell(_refused(error))
+                self._tell(InputRejected.of(error))
         except Exception:
             log.exception("a window broke its preparation")
             words = "the window broke its preparation"
@@ -303,10 +303,6 @@ class Watching:
                 waiter.set_result(None)
 
 
-def _refused(error: DuplexError) -> InputRejected:
-    return InputRejected(code=error.code, message=error.message, param=error.param)
-
-
 def _is_stream(media: Media | None) -> bool:
     """It goes on with the stream of the window before it."""
     return isinstance(media, VideoWindow) and not media.frames
@@ -316,22 +312,3 @@ def timeless(glance: Glance) -> Glance:
     """A still, which was taken at no time that anybody knows."""
     pictures = tuple(msgspec.structs.replace(picture, time_s=None) for picture in glance.pictures)
     return msgspec.structs.replace(glance, pictures=pictures)
-
-
-def size_of(media: Media | None) -> int:
-    """Bytes of a window's media, about."""
-    if isinstance(media, VideoWindow):
-        return len(media.data) + sum(map(len, media.frames))
-    if isinstance(media, ImageWindow):
-        return len(media.data)
-    return message_size(media.codec) if isinstance(media, CodecWindow) else 0
-
-
-def _needed(media: Media) -> Media:
-    """Without what nobody looks at: it may be as large as a message, and would wait with the window."""
-    if isinstance(media, CodecWindow):
-        codec = {name: value for name, value in media.codec.items() if name in KEYS}
-        return msgspec.structs.replace(media, codec=codec, metadata={})
-    if isinstance(media, VideoWindow) and media.metadata:
-        return msgspec.structs.replace(media, metadata={})
-    return media

@@ -7,13 +7,13 @@ clock that the caller injects. Audio is mono.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.core.errors import ErrorCode
+from duplex.core.errors import DuplexError, ErrorCode
 
 Samples: TypeAlias = NDArray[np.int16] | NDArray[np.float32]
 
@@ -365,6 +365,11 @@ class InputRejected(_Value, frozen=True, kw_only=True):
     code: ErrorCode
     message: str
     param: str | None = None
+
+    @classmethod
+    def of(cls, error: DuplexError) -> Self:
+        """The refusal of a window by this error."""
+        return cls(code=error.code, message=error.message, param=error.param)
 
 
 Signal: TypeAlias = (

@@ -20,8 +20,8 @@ from duplex.adapters.mage_vl.adapter import MageVl
 from duplex.adapters.mage_vl.building import Windows
 from duplex.adapters.mage_vl.options import MageOptions
 from duplex.adapters.mage_vl.ports import Glance
-from duplex.adapters.mage_vl.watching import size_of
 from duplex.adapters.mage_vl.windows.types import VisualInput
+from duplex.adapters.waiting import window_size
 from duplex.clients import AsyncDuplexClient
 from duplex.codecs.number_arrays import pack_numbers
 from duplex.core.types import CodecWindow
@@ -182,10 +182,10 @@ async def test_the_client_sends_arrays_as_they_are(start_gateway: StartGateway, 
 def test_bytes_that_wait_are_counted() -> None:
     array = pack_numbers(vectors())
     size = vectors().nbytes
-    assert size < size_of(CodecWindow(kind="h264", codec={"motion_vectors": array})) < size + 1000
+    assert size < window_size(CodecWindow(kind="h264", codec={"motion_vectors": array})) < size + 1000
     array["data"] = base64.b64encode(array["data"]).decode()
     assert (
         size * 4 // 3
-        < size_of(CodecWindow(kind="h264", codec={"motion_vectors": array}))
+        < window_size(CodecWindow(kind="h264", codec={"motion_vectors": array}))
         < size * 4 // 3 + 1000
     )
