@@ -61,23 +61,29 @@ def whole(clip: ClipInfo) -> Shown:
         UsageError: it breaks off, or has passages that no message holds.
     """
     with suppress(UsageError):  # else an answer would not see the frames that wait for a later one
-        windows = tuple(cut(clip, window_ms=_ALL_MS, alone=True))
-        pieces = math.ceil(sum(len(window.data) for window in windows) / MOST_BYTES)
-        if pieces > 1:
-            length_ms = sum(window.duration_ms for window in windows)
-            windows = tuple(cut(clip, window_ms=length_ms / pieces / 2, alone=True))
-        if all(len(window.data) <= MOST_BYTES for window in windows):
+        if windows := _cut_to_fit(clip, alone=True):
             return Shown(clip.path, windows=windows)
-    windows = tuple(cut(clip, window_ms=_ALL_MS))
+    if windows := _cut_to_fit(clip, alone=False):
+        return Shown(clip.path, windows=windows)
+    raise UsageError(f"{clip.path}: too large to be shown at once; leave --whole out")
+
+
+def _cut_to_fit(clip: ClipInfo, *, alone: bool) -> tuple[ClipWindow, ...]:
+    """The fewest windows that messages hold, about; none where a passage is too large for one."""
+    windows = tuple(cut(clip, window_ms=_ALL_MS, alone=alone))
     size = sum(len(window.data) for window in windows)
     length_ms = sum(window.duration_ms for window in windows)
     # rates differ within a clip: where a part is too large, all are cut finer
-    for finer in (1, 2, 4, 8):
-        if all(len(window.data) <= MOST_BYTES for window in windows):
-            return Shown(clip.path, windows=windows)
+    for finer in (1, 2, 4):
+        if _fit(windows):
+            break
         pieces = math.ceil(size / MOST_BYTES) * finer
-        windows = tuple(cut(clip, window_ms=length_ms / pieces))
-    raise UsageError(f"{clip.path}: too large to be shown at once; leave --whole out")
+        windows = tuple(cut(clip, window_ms=length_ms / pieces, alone=alone))
+    return windows if _fit(windows) else ()
+
+
+def _fit(windows: Sequence[ClipWindow]) -> bool:
+    return all(len(window.data) <= MOST_BYTES for window in windows)
 
 
 async def look(talk: Conversation, shown: Shown, questions: Sequence[str]) -> None:
