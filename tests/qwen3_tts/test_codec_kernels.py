@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
+from interpreter import interpreted
 
 torch = pytest.importorskip("torch", reason="the codec needs torch")
 pytest.importorskip("triton", reason="the kernels need triton")
@@ -28,23 +26,7 @@ from duplex.adapters.qwen3_tts.codec_triton import (  # noqa: E402
 )
 from duplex.adapters.qwen3_tts.codec_weights import fold  # noqa: E402
 
-HERE = Path(__file__).parent
 CPU = torch.device("cpu")
-
-
-def interpreted(script: str, *arguments: str) -> str:
-    """What a script of this folder prints in Triton's interpreter."""
-    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    result = subprocess.run(
-        [sys.executable, str(HERE / script), *arguments],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 @pytest.mark.timeout(300)
@@ -164,7 +146,9 @@ def test_samples_are_the_same_beside_other_work() -> None:
 
 def test_a_loop_whose_copies_run_ahead_only_multiplies() -> None:
     """What else such a loop did with a row, Triton 3.6 did to the copy behind it now and then."""
-    tree = ast.parse((HERE.parents[1] / "adapters/qwen3_tts/codec_kernels.py").read_text(encoding="utf-8"))
+    tree = ast.parse(
+        (Path(__file__).parents[2] / "adapters/qwen3_tts/codec_kernels.py").read_text(encoding="utf-8")
+    )
     loops = [node for node in ast.walk(tree) if isinstance(node, ast.For) and "STAGES" in ast.dump(node.iter)]
     assert len(loops) == 2
     for loop in loops:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreter import interpreted
 
 pytest.importorskip("torch", reason="needs the extra qwen3-tts")
 pytest.importorskip("triton", reason="the kernels need triton")
 
-HERE = Path(__file__).parent
 NEAR = 1e-4
 """The largest difference of a hidden state, a key or a value, in float32; hidden states are about 1."""
 
@@ -24,17 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """What `kernels_interpreted.py` saw; pairs are plain torch's and the kernels'."""
-    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    result = subprocess.run(
-        [sys.executable, str(HERE / "kernels_interpreted.py")],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    answer: dict[str, Any] = json.loads(interpreted("kernels_interpreted.py").splitlines()[-1])
     return answer
 
 
