@@ -61,15 +61,15 @@ def whole(clip: ClipInfo) -> Shown:
         UsageError: it breaks off, or has passages that no message holds.
     """
     with suppress(UsageError):  # else an answer would not see the frames that wait for a later one
-        if windows := _cut_to_fit(clip, alone=True):
+        if (windows := _cut_to_fit(clip, alone=True)) is not None:
             return Shown(clip.path, windows=windows)
-    if windows := _cut_to_fit(clip, alone=False):
+    if (windows := _cut_to_fit(clip, alone=False)) is not None:
         return Shown(clip.path, windows=windows)
     raise UsageError(f"{clip.path}: too large to be shown at once; leave --whole out")
 
 
-def _cut_to_fit(clip: ClipInfo, *, alone: bool) -> tuple[ClipWindow, ...]:
-    """The fewest windows that messages hold, about; none where a passage is too large for one."""
+def _cut_to_fit(clip: ClipInfo, *, alone: bool) -> tuple[ClipWindow, ...] | None:
+    """The fewest windows that messages hold, about; None where a passage is too large for one."""
     windows = tuple(cut(clip, window_ms=_ALL_MS, alone=alone))
     size = sum(len(window.data) for window in windows)
     length_ms = sum(window.duration_ms for window in windows)
@@ -79,7 +79,7 @@ def _cut_to_fit(clip: ClipInfo, *, alone: bool) -> tuple[ClipWindow, ...]:
             break
         pieces = math.ceil(size / MOST_BYTES) * finer
         windows = tuple(cut(clip, window_ms=length_ms / pieces, alone=alone))
-    return windows if _fit(windows) else ()
+    return windows if _fit(windows) else None
 
 
 def _fit(windows: Sequence[ClipWindow]) -> bool:
