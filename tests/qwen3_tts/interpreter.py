@@ -1,4 +1,4 @@
-"""Kernels in Triton's interpreter. In a process of their own: Triton decides at import whether to interpret."""
+"""Kernels in Triton's interpreter, in a process of their own: it is chosen at Triton's import."""
 
 from __future__ import annotations
 
